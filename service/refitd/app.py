@@ -33,9 +33,8 @@ from refitd.engine.plugin.client import Leads
 from refitd.engine.registry import connector
 from refitd.engine.wire import Guard
 from refitd.follow.composing import compose_follower
-from refitd.materialize.before_load import BeforeLoad, Warmer
 from refitd.materialize.disk import DiskCopies
-from refitd.materialize.materializer import Materializer
+from refitd.materialize.materializer import BeforeLoad, Materializer, Warmer
 from refitd.memory import share_arenas
 from refitd.observe.logs import configure_logs
 from refitd.observe.telemetry import Telemetry, tracing

@@ -21,9 +21,8 @@ from refitd.catalog.intake import Intake
 from refitd.catalog.references import References
 from refitd.clock import SystemClock
 from refitd.engine.registry import EngineSpec
-from refitd.materialize.before_load import BeforeLoad, Warmer
 from refitd.materialize.disk import DiskCopies
-from refitd.materialize.materializer import Materializer
+from refitd.materialize.materializer import BeforeLoad, Materializer, Warmer
 from refitd.reclaim.facts import StoreFacts
 from refitd.reclaim.folders import DiskFolders
 from refitd.reclaim.sweep import Collector

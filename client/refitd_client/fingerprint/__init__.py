@@ -9,7 +9,6 @@
 from refitd_client.contract.manifest import to_text
 from refitd_client.fingerprint.host import (
     Bits,
-    TrackedWrites,
     bits_of,
     fingerprint,
     fingerprints_together,
@@ -24,7 +23,6 @@ __all__ = [
     "Bits",
     "Scan",
     "ScanInput",
-    "TrackedWrites",
     "begin_scan",
     "bits_of",
     "fingerprint",

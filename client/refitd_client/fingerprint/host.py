@@ -71,7 +71,6 @@ def width_of(dtype: str) -> int:
 
 Bits = NDArray[np.unsignedinteger[Any]]
 
-AT_ONCE = 2**18  # changes that `TrackedWrites` computes with together; they take 11 MiB for 16-bit elements
 _LISTED_BYTES = 2  # bytes of an element at most, of which a list has all that m gives
 _LISTED_ROWS = 256  # in a block: 2 MiB of 16-bit elements, and 8 MiB of their places in that list
 _blocks = local()  # a thread's blocks: allocating them for each call costs as much as the computation
@@ -203,75 +202,6 @@ def mix(bits: Bits, out: Bits, spare: Bits) -> Bits:
         np.multiply(out, kind(factor), out=out)
     np.right_shift(out, kind(mix.last), out=spare)
     return np.bitwise_xor(out, spare, out=out)
-
-
-class TrackedWrites:
-    """Writes to tensors in host memory, and by how much they move the tensors' fingerprints. For one thread.
-
-    The changes of many tensors are computed with together, and in memory that is kept. Each numpy call waits for
-    Python's lock at its end, and most tensors have few changes: several threads that computed for each tensor by itself
-    would mostly wait. Allocating the memory each time takes longer than to compute.
-    """
-
-    def __init__(self) -> None:
-        self._shifts: dict[str, int] = {}
-        self._names: list[str] = []
-        self._begins: list[int] = []
-        self._count = 0
-        self._at, self._near = np.empty(AT_ONCE, np.intp), np.empty(AT_ONCE, np.intp)
-        self._wide, self._keys = np.empty(AT_ONCE, np.uint64), np.empty(AT_ONCE, np.uint64)
-        self._narrow = _elements(np.dtype(np.uint16))
-
-    def change(self, name: str, bits: Bits, first: int, indices: NDArray[Any], values: Bits) -> None:
-        """Give elements of tensor `name` new values. `bits` are some of its elements, from flat index `first` on.
-        `indices` are flat ones, each named once, at most `AT_ONCE`.
-        """
-        if self._narrow.dtype != bits.dtype:
-            self._settle()
-            self._narrow = _elements(bits.dtype)
-        elif self._count + len(indices) > AT_ONCE:
-            self._settle()
-        here = slice(self._count, self._count + len(indices))
-        old, new = self._narrow[0, :, here]
-        self._at[here] = indices
-        near = np.subtract(self._at[here], first, out=self._near[: len(indices)])
-        bits.take(near, out=old, mode="wrap")  # all are in range: the other modes make a copy
-        new[:] = values
-        bits[near] = new
-        self._names.append(name)
-        self._begins.append(self._count)
-        self._count = here.stop
-
-    def take_all(self) -> dict[str, int]:
-        """What to add to each tensor's fingerprint, by name, since the last call."""
-        self._settle()
-        shifts, self._shifts = self._shifts, {}
-        return shifts
-
-    def _settle(self) -> None:
-        """Compute the shifts of the changes in memory."""
-        if not self._count:
-            return
-        old, new = mix(*self._narrow[:, :, : self._count])
-        at, wide, keys = self._at[: self._count], self._wide[: self._count], self._keys[: self._count]
-        wide[:] = new
-        wide -= old
-        rows = np.floor_divide(at, ROW, out=self._near[: self._count])
-        count = int(rows.max()) + 1
-        if count > len(rows):
-            wide *= keys_of_rows(rows.view(np.uint64))
-        else:  # fewer rows than changes: the key of each is computed once
-            wide *= keys_of_rows(np.arange(count, dtype=np.uint64)).take(rows, out=keys, mode="wrap")
-        at -= np.multiply(rows, ROW, out=rows)
-        wide *= column_keys().take(at, out=keys, mode="wrap")
-        for name, total in zip(self._names, np.add.reduceat(wide, self._begins).tolist(), strict=True):
-            self._shifts[name] = (self._shifts.get(name, 0) + total) & MASK
-        self._names, self._begins, self._count = [], [], 0
-
-
-def _elements(dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Memory for the elements before and after, for what `mix` makes of both, and for `mix` itself."""
-    return np.empty((3, 2, AT_ONCE), dtype)
 
 
 _SHIFTED = 2**18  # elements that a thread takes at a time

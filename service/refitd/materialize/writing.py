@@ -1,143 +1,82 @@
 """Makes a copy: all of it is whole and proved before it gets its name.
 
 .v000007-<unique>/ made          worthless until it has its name, whatever stops us
-files                            in threads; each pass takes a few deltas, piece by piece
-digests, fingerprints            what was read against what was known of it, and what each pass came to against what
-                                 its last delta promises
+files                            each a reflink of its source, where the file system can, else written; what is read is
+                                 held against what was known of it
+deltas                           written into the shards, one after the other
+fingerprints                     of all that lies there now, against those that the deltas promise
 note, sync of every file and of the folder
 rename to v000007-<unique>, sync from here on it is the version
+
+Everything is opened by handle, and no link is followed. A copy holds shards and what engines read beside them, and of a
+file's mode it takes only who may read it: what else a trainer puts into its folder, and bits such as setuid, are not
+carried into files of the service.
+
+Files are read and written in large pieces, because each call of numpy, of xxhash and of the system waits for Python's
+lock afterwards: with 512 KiB 16 threads did little but wait. They are read and written by calls and not mapped: on file
+systems that write elsewhere a full disk is an error then, and no SIGBUS that ends the service.
 """
 
 import os
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+import stat
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from threading import Event
+from threading import Event, local
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from refitd.materialize.files import (
-    CopyError,
-    MisfitError,
-    NoRoomError,
-    SourceChangedError,
-    SourceFiles,
-    check_room,
-    copy_others,
-    rewrite_all,
-    source_in,
-)
-from refitd.materialize.rewrite import write_at
 from refitd.policy.materialize import MakeCopy
 from refitd.reclaim.trash import sync
 from refitd.root.handle import below, made, root_at
-from refitd.state.copy import MAX_NOTE_BYTES, NOTE, Copy, Note, parse_note
+from refitd.state.copy import COPIES_PATH, MAX_NOTE_BYTES, NOTE, Copy, Note, parse_note
 from refitd.state.version import VersionRecord
 from refitd_client.checkpoint.header import BITS, Entry
 from refitd_client.checkpoint.opening import ChangedError, Folder, OpeningRefusedError, listing_of, signature_of
-from refitd_client.checkpoint.strict_header import Header
-from refitd_client.contract.manifest import fitting_fingerprints
-from refitd_client.contract.naming import DELTA_NAME
+from refitd_client.checkpoint.strict_header import Header, HeaderRefusedError, read_header
+from refitd_client.contract.manifest import FileDigest
+from refitd_client.contract.naming import DELTA_NAME, MANIFEST_NAME, run_slots
 from refitd_client.delta import DeltaFile, DeltaRefusedError, check_fits
+from refitd_client.delta.change import Indices
 from refitd_client.errors import NO_SPACE
-from refitd_client.files.plain_file import NotPlainError, open_plain
-from refitd_client.fingerprint import to_text
-from refitd_client.fingerprint.host import MASK
+from refitd_client.files.durable import clone
+from refitd_client.files.plain_file import NotPlainError, fill, open_plain
+from refitd_client.fingerprint import Bits, bits_of, to_text, width_of
+from refitd_client.lanes import in_lanes, lanes_for
 from refitd_client.validation.contents import ReadingStoppedError, read_contents
 from refitd_client.validation.examine import glance, structure
+from refitd_client.write.content import is_companion
 
-DELTAS_AT_ONCE = 4  # in one pass over the bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaBatch:
-    """The open deltas of one pass, in their order, the last of version `last`.
-
-    `expected` are the fingerprints of the tensors that they lead to, as far as they name them.
-    """
-
-    deltas: Sequence[DeltaFile]
-    expected: Mapping[str, int]
-    last: str
-
-    def check(self, found: Mapping[str, int]) -> None:
-        """Check the fingerprints of a copy against those that the deltas promise.
-
-        Raises:
-            MisfitError: a tensor is something else.
-        """
-        for name, value in self.expected.items():
-            if found.get(name) != value:
-                has = "not there" if name not in found else f"of fingerprint {to_text(found[name])}"
-                raise MisfitError(
-                    f"in {self.last} tensor {name} was to have fingerprint {to_text(value)}, and is {has}"
-                )
+PIECE = 2**24  # bytes
+SPARE_BYTES = 16 * 2**20  # left free on a disk that others write to as well
+_MODE = 0o664  # all that a copy's file can have: it is no program, and only the service and its group write it
 
 
-@contextmanager
-def open_batch(
-    root: Path, batch: Sequence[VersionRecord], headers: Mapping[str, Header], stop: Event
-) -> Generator[DeltaBatch]:
-    """Open the deltas of some versions.
-
-    Args:
-        root: the root.
-        batch: the versions, in order.
-        headers: of the shards that the deltas are applied to.
-        stop: ends it when it is set.
-
-    Raises:
-        CopyError: they are not what was checked.
-        MisfitError: the shards do not have the tensors that they change.
-        ReadingStoppedError: `stop` was set.
-        OSError: one cannot be read.
-    """
-    entries = {
-        name: Entry(name=name, dtype=spec.dtype, shape=spec.shape)
-        for header in headers.values()
-        for name, spec in header.tensors.items()
-        if spec.dtype in BITS
-    }
-    deltas: list[DeltaFile] = []
-    expected: dict[str, int] = {}
-    with ExitStack() as files:
-        for record in batch:
-            if stop.is_set():
-                raise ReadingStoppedError
-            delta, promised = files.enter_context(_opened(root, record))
-            try:
-                check_fits({name: (row.dtype, row.shape) for name, row in delta.head.rows.items()}, entries)
-            except DeltaRefusedError as error:
-                raise MisfitError(f"{record.id} does not fit: {error}") from error
-            deltas.append(delta)
-            expected |= {name: int(row.result, 16) for name, row in delta.head.rows.items()} | promised
-        yield DeltaBatch(deltas=deltas, expected=expected, last=batch[-1].id)
+class CopyError(Exception):
+    """A copy could not be written, and is worth nothing. The message is a sentence."""
 
 
-@contextmanager
-def _opened(root: Path, record: VersionRecord) -> Generator[tuple[DeltaFile, dict[str, int]]]:
-    seen = structure(root, record.path)
-    if seen.signature != record.signature or seen.manifest is None:
-        raise CopyError(f"the files of {record.id} are not those that were checked")
-    try:
-        with Folder(root, record.path) as folder, folder.open(DELTA_NAME, seen.files[DELTA_NAME]) as fd:
-            delta = DeltaFile(fd)
-            delta.check_digest()
-            yield delta, {name: int(text, 16) for name, text in seen.manifest.fingerprints.items()}
-    except (DeltaRefusedError, ChangedError, OpeningRefusedError) as error:
-        raise CopyError(f"the changes of {record.id} cannot be used any more: {error}") from error
+class MisfitError(CopyError):
+    """The result is not what the deltas promise, or they do not fit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proof:
-    """What is known of the contents of a checkpoint: its shards' digests and its tensors' fingerprints, by name.
+class NoRoomError(CopyError):
+    """The disk is full."""
 
-    Both were taken from the bytes, or follow from such by what has changed since. Either may be empty.
-    """
 
-    digests: Mapping[str, str]
-    fingerprints: Mapping[str, int]
+class SourceChangedError(CopyError):
+    """What the copy is made from is not what was checked."""
+
+
+class _Buffer(local):
+    """The memory that each thread works in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = np.empty(PIECE, np.uint8)
 
 
 def write_copy(root: Path, run: int, name: str, order: MakeCopy, stop: Event) -> tuple[str, int]:
@@ -157,8 +96,17 @@ def write_copy(root: Path, run: int, name: str, order: MakeCopy, stop: Event) ->
     """
     try:
         with made(f".{name}", run, 0o755) as folder:
-            proof = _written(root, folder, order, stop)
-            return _named(run, folder, name, order.target, proof)
+            with _source(root, order.source) as source:
+                headers = _copied(source, folder, _known_digests(root, order.source, source), stop)
+            expected: dict[str, int] = {}
+            for record in order.deltas:
+                with _opened(root, record) as (delta, promised):
+                    _check_fits(delta, headers, record)
+                    apply_delta(folder, headers, delta, stop)
+                    expected |= promised
+            path = f"{COPIES_PATH}/{run_slots(order.target.run)}/.{name}"
+            digests = _proved(root, path, headers, expected, order.target, stop)
+            return _named(run, folder, name, order.target, digests)
     except MemoryError as error:
         raise CopyError("there is not the memory to write a copy: give the service more") from error
     except OSError as error:
@@ -173,78 +121,6 @@ def look(folder: int) -> tuple[str, int]:
     return signature_of(folder, listing), sum(file.size for file in listing.values())
 
 
-def _written(root: Path, folder: int, order: MakeCopy, stop: Event) -> Proof:
-    """Write the files of a copy, and return what is proved of them."""
-    deltas = order.deltas
-    with (
-        _source(root, order.source) as source,
-        open_batch(root, deltas[:DELTAS_AT_ONCE], source.headers, stop) as changes,
-    ):
-        check_room(source, folder)
-        proof = _proof_of(root, order.source, source, stop)
-        copy_others(source, folder, stop)
-        proof = _pass(source, folder, changes, proof, stop)
-    for first in range(DELTAS_AT_ONCE, len(deltas), DELTAS_AT_ONCE):
-        here = source_in(folder)
-        with open_batch(root, deltas[first : first + DELTAS_AT_ONCE], here.headers, stop) as changes:
-            proof = _pass(here, folder, changes, proof, stop)
-    return proof
-
-
-@contextmanager
-def _source(root: Path, source: Copy | VersionRecord) -> Generator[SourceFiles]:
-    def check() -> None:
-        if look(folder)[0] != source.signature:
-            raise SourceChangedError(f"the files in {source.path} are not those that were checked")
-
-    with root_at(root) as top, below(top, tuple(source.path.split("/"))) as folder:
-        check()
-        yield source_in(folder)
-        check()  # a trainer may have written there meanwhile
-
-
-def _proof_of(root: Path, source: Copy | VersionRecord, files: SourceFiles, stop: Event) -> Proof:
-    """Return the digests and fingerprints of the source. Where fingerprints are missing, all its bytes are read."""
-    if isinstance(source, Copy):
-        note = read_note(files.folder)
-        if note is None:
-            raise SourceChangedError(f"the note of {source.path} is not there any more")
-        digests, texts = note.digests, note.fingerprints
-    else:
-        manifest = glance(root, source.path).manifest
-        digests = {} if manifest is None else {name: file.digest for name, file in manifest.files.items()}
-        texts = {} if manifest is None else manifest.fingerprints
-    if all(name in texts for header in files.headers.values() for name in header.tensors):
-        return Proof(digests=digests, fingerprints={name: int(text, 16) for name, text in texts.items()})
-    try:
-        with Folder(root, source.path) as folder:
-            listing = {name: file for name, file in folder.list().items() if name in files.headers}
-            read = read_contents(folder, listing, files.headers, fingerprinted=True, stop=stop)
-    except (ChangedError, OpeningRefusedError) as error:
-        raise SourceChangedError(str(error)) from error
-    return Proof(digests=digests, fingerprints=read.fingerprints)
-
-
-def _pass(source: SourceFiles, folder: int, changes: DeltaBatch, proof: Proof, stop: Event) -> Proof:
-    """Write all shards, and return their digests and fingerprints.
-
-    Raises:
-        SourceChangedError: the source was damaged since it was checked.
-        MisfitError: the deltas do not lead to what they promise.
-    """
-    done = rewrite_all(source, folder, changes.deltas, stop)
-    now = dict(proof.fingerprints)
-    for name, file in done.items():
-        if proof.digests.get(name, file.before) != file.before:
-            raise SourceChangedError(
-                f"{name} is not what it was when it was checked, before {changes.last} was applied to it"
-            )
-        for tensor, moved in file.moved.items():
-            now[tensor] = (now[tensor] + moved) & MASK
-    changes.check(now)
-    return Proof(digests={name: file.after for name, file in done.items()}, fingerprints=now)
-
-
 def read_note(folder: int) -> Note | None:
     """Read the note in a copy's folder; None where there is none that can be read."""
     try:
@@ -257,15 +133,219 @@ def read_note(folder: int) -> Note | None:
         os.close(handle)
 
 
-def _named(run: int, folder: int, name: str, target: VersionRecord, proof: Proof) -> tuple[str, int]:
+@contextmanager
+def _source(root: Path, source: Copy | VersionRecord) -> Generator[int]:
+    def check() -> None:
+        if look(folder)[0] != source.signature:
+            raise SourceChangedError(f"the files in {source.path} are not those that were checked")
+
+    with root_at(root) as top, below(top, tuple(source.path.split("/"))) as folder:
+        check()
+        yield folder
+        check()  # a trainer may have written there meanwhile
+
+
+def _known_digests(root: Path, source: Copy | VersionRecord, folder: int) -> Mapping[str, str]:
+    """The digests of a source's files, as far as they are known: a copy's by its note, a version's by its manifest."""
+    if isinstance(source, Copy):
+        note = read_note(folder)
+        if note is None:
+            raise SourceChangedError(f"the note of {source.path} is not there any more")
+        return note.digests
+    manifest = glance(root, source.path).manifest
+    return {} if manifest is None else {name: file.digest for name, file in manifest.files.items()}
+
+
+def _copied(source: int, folder: int, known: Mapping[str, str], stop: Event) -> dict[str, Header]:
+    """Copy the files of an open folder, several at a time, and return the headers of the shards.
+
+    The manifest is left out, which is of one version only, and what engines do not read.
+
+    Raises:
+        SourceChangedError: it is no checkpoint (any more), or was damaged since it was checked.
+        NoRoomError: there is no room for them.
+    """
+    headers: dict[str, Header] = {}
+    sizes: dict[str, int] = {}
+    for name in sorted(os.listdir(source)):
+        is_shard = name.endswith(".safetensors") and not name.startswith(".")
+        if not is_shard and (name == MANIFEST_NAME or not is_companion(name)):
+            continue
+        with _reading(source, name) as fd:
+            sizes[name] = os.fstat(fd).st_size
+            if is_shard:
+                try:
+                    headers[name] = read_header(fd, sizes[name])
+                except HeaderRefusedError as error:
+                    raise SourceChangedError(f"{name}: {error}") from error
+    if not headers:
+        raise SourceChangedError("there are no shards to write from")
+    needed, disk = sum(sizes.values()), os.fstatvfs(folder)
+    room = disk.f_bavail * disk.f_frsize
+    if needed + SPARE_BYTES > room:
+        raise NoRoomError(f"there is no room for a copy: it takes {needed:,} bytes, and {room:,} are free: make room")
+    buffer = _Buffer()
+
+    def copy(name: str, failed: Event) -> None:
+        with _reading(source, name) as fd, _writing(folder, name, fd) as target:
+            digest = copy_file(fd, target, sizes[name], buffer.bytes, lambda: stop.is_set() or failed.is_set())
+            if known.get(name, digest) != digest:
+                raise SourceChangedError(f"{name} is not what it was when it was checked")
+
+    in_lanes([partial(copy, name) for name in sizes], lanes=lanes_for(len(sizes)))
+    return headers
+
+
+def copy_file(source: int, target: int, size: int, memory: NDArray[np.uint8], stopped: Callable[[], bool]) -> str:
+    """Copy a file, as a reflink where the file system can, and return the digest of what was read.
+
+    Args:
+        source: the open file.
+        target: an open file without a byte.
+        size: the bytes of the file.
+        memory: to read to.
+        stopped: is asked between pieces whether to end.
+
+    Raises:
+        ReadingStoppedError: it was to end.
+        OSError: it cannot be read or written.
+    """
+    digest, is_cloned = FileDigest(), clone(source, target)
+    for at in range(0, size, len(memory)):
+        if stopped():
+            raise ReadingStoppedError
+        data = memory[: min(len(memory), size - at)].data
+        fill(source, data, at)
+        digest.update(data)
+        if not is_cloned:
+            write_at(target, data, at)
+    return digest.text
+
+
+@contextmanager
+def _opened(root: Path, record: VersionRecord) -> Generator[tuple[DeltaFile, dict[str, int]]]:
+    """Open a version's delta; with it come the fingerprints that it promises, as far as it names them."""
+    seen = structure(root, record.path)
+    if seen.signature != record.signature or seen.manifest is None:
+        raise CopyError(f"the files of {record.id} are not those that were checked")
+    promised = {name: int(text, 16) for name, text in seen.manifest.fingerprints.items()}
+    try:
+        with Folder(root, record.path) as folder, folder.open(DELTA_NAME, seen.files[DELTA_NAME]) as fd:
+            delta = DeltaFile(fd)
+            delta.check_digest()
+            yield delta, {name: int(row.result, 16) for name, row in delta.head.rows.items()} | promised
+    except (DeltaRefusedError, ChangedError, OpeningRefusedError) as error:
+        raise CopyError(f"the changes of {record.id} cannot be used any more: {error}") from error
+
+
+def _check_fits(delta: DeltaFile, headers: Mapping[str, Header], record: VersionRecord) -> None:
+    entries = {
+        name: Entry(name=name, dtype=spec.dtype, shape=spec.shape)
+        for header in headers.values()
+        for name, spec in header.tensors.items()
+        if spec.dtype in BITS
+    }
+    try:
+        check_fits({name: (row.dtype, row.shape) for name, row in delta.head.rows.items()}, entries)
+    except DeltaRefusedError as error:
+        raise MisfitError(f"{record.id} does not fit: {error}") from error
+
+
+def apply_delta(folder: int, headers: Mapping[str, Header], delta: DeltaFile, stop: Event) -> None:
+    """Write a delta into the shards of a folder, several at a time.
+
+    Args:
+        folder: the folder.
+        headers: of its shards. They have the tensors that the delta changes.
+        delta: what changes.
+        stop: ends it when it is set.
+
+    Raises:
+        ReadingStoppedError: `stop` was set.
+        DeltaRefusedError: the delta is not what it was when it was opened.
+        OSError: a file cannot be read or written.
+    """
+    buffer = _Buffer()
+
+    def change(name: str, failed: Event) -> None:
+        with _writing(folder, name) as fd:
+            for tensor, spec in headers[name].tensors.items():
+                if tensor in delta.head.rows:
+                    start, width = headers[name].data_start, width_of(spec.dtype)
+                    changes = _Cursor(delta.pieces(tensor))
+                    step = len(buffer.bytes) // width * width
+                    for begin in range(start + spec.start, start + spec.end, step):
+                        if stop.is_set() or failed.is_set():
+                            raise ReadingStoppedError
+                        data = buffer.bytes[: min(step, start + spec.end - begin)]
+                        _change(fd, begin, bits_of(data, width), (begin - start - spec.start) // width, changes)
+
+    changed = [name for name, header in headers.items() if header.tensors.keys() & delta.head.rows.keys()]
+    in_lanes([partial(change, name) for name in changed], lanes=lanes_for(len(changed)))
+
+
+def _change(fd: int, place: int, bits: Bits, first: int, changes: "_Cursor") -> None:
+    """Write the changes of a stretch of elements, the first of which is at a place of the file. `bits` is memory."""
+    is_read, data = False, bits.view(np.uint8).data
+    for indices, values in changes.before(first + len(bits)):
+        if not is_read:
+            fill(fd, data, place)
+            is_read = True
+        bits[indices - indices.dtype.type(first)] = values
+    if is_read:
+        write_at(fd, data, place)
+
+
+class _Cursor:
+    """The changes of a tensor, in their order. Only the piece at hand is in memory."""
+
+    def __init__(self, pieces: Iterator[tuple[Indices, Bits]]) -> None:
+        self._pieces = pieces
+        self._rest: tuple[Indices, Bits] | None = None
+
+    def before(self, end: int) -> Iterator[tuple[Indices, Bits]]:
+        """Yield the next changes, of elements before `end`."""
+        while (piece := self._rest or next(self._pieces, None)) is not None:
+            indices, values = piece
+            cut = (
+                len(indices)
+                if end > np.iinfo(indices.dtype).max
+                else int(np.searchsorted(indices, indices.dtype.type(end)))
+            )
+            if cut:
+                yield indices[:cut], values[:cut]
+            self._rest = (indices[cut:], values[cut:]) if cut < len(indices) else None
+            if self._rest is not None:
+                return
+
+
+def _proved(
+    root: Path,
+    path: str,
+    headers: Mapping[str, Header],
+    expected: Mapping[str, int],
+    target: VersionRecord,
+    stop: Event,
+) -> Mapping[str, str]:
+    """Read the shards of a copy, hold them against the fingerprints that are expected, and return their digests."""
+    try:
+        with Folder(root, path) as folder:
+            listing = {name: file for name, file in folder.list().items() if name in headers}
+            read = read_contents(folder, listing, headers, fingerprinted=True, stop=stop)
+    except (ChangedError, OpeningRefusedError) as error:
+        raise CopyError(f"the copy of {target.id} was changed while it was made: {error}") from error
+    found = read.fingerprints
+    for name, value in expected.items():
+        if found.get(name) != value:
+            has = "not there" if name not in found else f"of fingerprint {to_text(found[name])}"
+            raise MisfitError(f"in {target.id} tensor {name} was to have fingerprint {to_text(value)}, and is {has}")
+    return read.digests
+
+
+def _named(run: int, folder: int, name: str, target: VersionRecord, digests: Mapping[str, str]) -> tuple[str, int]:
     """Give a copy its note and its name, and return its signature and bytes."""
     signature, size = look(folder)
-    note = Note(
-        digest=target.digest or "",
-        signature=signature,
-        digests=dict(proof.digests),
-        fingerprints=fitting_fingerprints(proof.fingerprints),
-    )
+    note = Note(digest=target.digest or "", signature=signature, digests=dict(digests))
     handle = open_plain(NOTE, os.O_WRONLY | os.O_CREAT, 0o644, within=folder)
     try:
         write_at(handle, msgspec.json.encode(note), 0)
@@ -281,3 +361,40 @@ def _named(run: int, folder: int, name: str, target: VersionRecord, proof: Proof
     os.rename(f".{name}", name, src_dir_fd=run, dst_dir_fd=run)
     sync(run)
     return signature, size
+
+
+@contextmanager
+def _reading(folder: int, name: str) -> Generator[int]:
+    """Give a descriptor of a regular file. Raises SourceChangedError where it is none."""
+    try:
+        fd = open_plain(name, within=folder)
+    except NotPlainError as error:
+        raise SourceChangedError(f"{name} is no regular file") from error
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def _writing(folder: int, name: str, source: int | None = None) -> Generator[int]:
+    """Give a file to write: the one that is there, or a new one with the source's readers, within the umask."""
+    mode = 0o600 if source is None else stat.S_IMODE(os.fstat(source).st_mode) & _MODE | 0o600
+    fd = open_plain(name, os.O_RDWR | (0 if source is None else os.O_CREAT), mode, within=folder)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
+    """Write all of `data`, of which the kernel may take less at a time.
+
+    Args:
+        fd: the file.
+        data: what is written.
+        offset: the byte of the file where it begins.
+    """
+    view, written = memoryview(data), 0
+    while written < len(view):
+        written += os.pwrite(fd, view[written:], offset + written)

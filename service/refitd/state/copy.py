@@ -29,15 +29,13 @@ _OF_OLD = re.compile(r"\.?[0-9a-f]{32}(\.json)?")  # an earlier refitd wrote del
 class Note(msgspec.Struct, frozen=True, kw_only=True):
     """What a note says: the version's digest, and what the folder looks like from outside.
 
-    `digests` are the shards', `fingerprints` the tensors', as manifests have them. What is made from the copy later is
-    held against both. A model with very many tensors has no fingerprints.
+    `digests` are the shards', as manifests have them. What is made from the copy later is held against them.
     """
 
     format: int = FORMAT
     digest: str
     signature: str
     digests: dict[str, str] = {}  # msgspec makes each note a dict of its own
-    fingerprints: dict[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ import pytest
 from disk_model import Disk
 from recorded_slots import MirroredOs
 
-from refitd.materialize import disk, files, rewrite, writing
+from refitd.materialize import disk, writing
 from refitd.reclaim import trash
 from refitd.root import handle
 from refitd_client.files import plain_file
@@ -51,9 +51,9 @@ def mirrored_copies(
 ) -> Generator[MirroredOs]:
     """Have every effect of making copies mirrored; one thread writes, so that effects have an order."""
     mirror = CopyingOs(model, before_each)
-    for module in (disk, files, rewrite, writing, handle, trash, plain_file):
+    for module in (disk, writing, handle, trash, plain_file):
         patch.setattr(module, "os", mirror)
-    patch.setattr(files, "lanes_for", lambda _: 1)
+    patch.setattr(writing, "lanes_for", lambda _: 1)
     try:
         yield mirror
     finally:

@@ -160,8 +160,8 @@ MUTANTS = [
     Mutant(
         "makes a copy from another that was damaged",
         "service/refitd/materialize/writing.py",
-        "if proof.digests.get(name, file.before) != file.before:",
-        "if file.before is None:",
+        "if known.get(name, digest) != digest:",
+        "if known is None:",
         "tests/unit/materialize/test_copies_disk.py",
     ),
     Mutant(

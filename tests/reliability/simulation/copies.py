@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from refitd.catalog.files import Unreadable
-from refitd.materialize.files import CopyError, MisfitError, NoRoomError, SourceChangedError
+from refitd.materialize.writing import CopyError, MisfitError, NoRoomError, SourceChangedError
 from refitd.policy.materialize import MakeCopy
 from refitd.root.outcome import Discarded, Gone, Refused
 from refitd.state.copy import COPIES_PATH, Copy, copy_name, order_in

@@ -20,8 +20,7 @@ from refitd.catalog.references import References
 from refitd.engine.port import EnginePort
 from refitd.engine.registry import EngineSpec
 from refitd.follow.follower import UpstreamFollower
-from refitd.materialize.before_load import BeforeLoad, Warmer
-from refitd.materialize.materializer import Materializer
+from refitd.materialize.materializer import BeforeLoad, Materializer, Warmer
 from refitd.reclaim.facts import StoreFacts
 from refitd.reclaim.sweep import Collector
 from refitd.state.decisions import DecisionFile

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from refitd_client.fingerprint import (
-    TrackedWrites,
     bits_of,
     device,
     fingerprint,
@@ -20,7 +19,6 @@ from refitd_client.fingerprint import (
     updated,
     width_of,
 )
-from refitd_client.fingerprint import host as moved
 from refitd_client.fingerprint.host import MASK, MIXES, ROW
 from refitd_client.tensors import DTYPES
 from support.fingerprint_definition import mixed, share_of, to_int
@@ -60,27 +58,6 @@ def test_the_bijection_is_one(width: int) -> None:
     values = {mixed(bits, width) for bits in range(2 ** (8 * width))}
     assert len(values) == 2 ** (8 * width)
     assert all(factor % 2 for mix in MIXES.values() for _, factor in mix.rounds)
-
-
-@pytest.mark.parametrize("at_once", [7, 2**18])
-def test_changes_of_many_tensors_move_their_fingerprints_by_what_the_definition_says(
-    at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In parts of a tensor, of all widths, in rows that are near and far, and more than are computed with at once."""
-    monkeypatch.setattr(moved, "AT_ONCE", at_once)
-    work, chance, before, after = TrackedWrites(), np.random.default_rng(0), {}, {}
-    for number in range(40):
-        name, bits = f"t{number % 20}", random_bits(2 ** (number // 3 % 4), 3 * ROW + 11, number)
-        if name in before:
-            bits = after[name]
-        before.setdefault(name, bits.copy())
-        after[name], first = bits, number * 100
-        places = np.sort(chance.choice(len(bits) - first, 1 + number % 7, replace=False)) + first
-        work.change(name, bits[first:], first, places.astype(np.uint32), random_bits(bits.itemsize, len(places), 99))
-    assert work.take_all() == {
-        name: (by_definition(after[name]) - by_definition(before[name])) & MASK for name in before
-    }
-    assert work.take_all() == {}
 
 
 @given(widths.flatmap(lambda width: hnp.arrays(TYPES[width], st.integers(1, 200))), st.data())

@@ -14,16 +14,16 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from refitd.catalog.files import Unreadable
-from refitd.materialize import disk, files, rewrite, writing
+from refitd.materialize import disk, writing
 from refitd.materialize.disk import DiskCopies
-from refitd.materialize.files import CopyError, MisfitError, NoRoomError, SourceChangedError
+from refitd.materialize.writing import CopyError, MisfitError, NoRoomError, SourceChangedError
 from refitd.policy.materialize import MakeCopy
 from refitd.reclaim import slots, trash
 from refitd.root.handle import Identity, RootHangsError, RootThreads, root_at
 from refitd.root.outcome import Discarded
 from refitd.state.copy import NOTE, Copy, doubted
 from refitd.state.version import VersionRecord
-from refitd_client.fingerprint import fingerprint, to_text
+from refitd_client.contract.manifest import digest_of_pieces, joined
 from refitd_client.validation.examine import signature
 from support.checkpoints import Tensors
 from support.deltas import Trainer, chain, in_folder, record_of, same, training
@@ -40,8 +40,7 @@ def ordered(source: Copy | VersionRecord, deltas: list[VersionRecord]) -> MakeCo
 
 
 async def test_a_copy_is_the_full_version_with_all_deltas_and_is_found_again(tmp_path: Path, trainer: Trainer) -> None:
-    """More deltas than are applied in one pass."""
-    versions = chain(trainer, tmp_path, 2 + writing.DELTAS_AT_ONCE)
+    versions = chain(trainer, tmp_path, 6)
     copies = DiskCopies(tmp_path)
     copy = await copies.write(ordered(versions[0], versions[1:]))
     assert (copy.holds, copy.digest) == (versions[-1].id, versions[-1].digest)
@@ -64,7 +63,7 @@ async def test_a_file_that_can_be_a_reflink_is_written_only_where_it_changes(
     tmp_path: Path, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """File systems of CI have no reflinks: here the call copies."""
-    versions, copies = chain(trainer, tmp_path, 3), DiskCopies(tmp_path)
+    versions, copies = chain(trainer, tmp_path, 2), DiskCopies(tmp_path)
     cloned, written = list[int](), list[int]()
 
     def clone(source: int, target: int) -> bool:
@@ -75,15 +74,16 @@ async def test_a_file_that_can_be_a_reflink_is_written_only_where_it_changes(
         written.append(len(data))
         write_at(fd, data, offset)
 
-    write_at = rewrite.write_at
-    monkeypatch.setattr(files, "clone", clone)
-    monkeypatch.setattr(rewrite, "write_at", write)
+    write_at = writing.write_at
+    monkeypatch.setattr(writing, "clone", clone)
+    monkeypatch.setattr(writing, "write_at", write)
     copy = await copies.write(ordered(versions[0], versions[1:]))
     assert same(in_folder(tmp_path / copy.path), trainer.weights)
     assert same(in_folder(tmp_path / versions[0].path), trainer.history[1])
     assert len(cloned) == 2, "the index as well"
     changed = [name for name, bits in trainer.weights.items() if (bits != trainer.history[1][name]).any()]
-    assert sorted(written) == sorted(trainer.weights[name].nbytes for name in changed)
+    *shards, _ = written  # the last is the note
+    assert sorted(shards) == sorted(trainer.weights[name].nbytes for name in changed)
 
 
 async def test_deltas_that_do_not_lead_there_leave_no_copy(tmp_path: Path, trainer: Trainer) -> None:
@@ -123,21 +123,19 @@ async def test_damage_in_a_full_version_since_it_was_checked_is_not_copied(tmp_p
     assert await copies.survey() == []
 
 
-async def test_a_source_without_fingerprints_is_read_for_them_and_the_note_has_them(
+async def test_a_source_without_digests_is_copied_and_the_note_has_those_of_what_is_there(
     tmp_path: Path, trainer: Trainer
 ) -> None:
     versions, copies = chain(trainer, tmp_path, 3), DiskCopies(tmp_path)
     copy = await copies.write(ordered(versions[0], versions[1:2]))
     note = tmp_path / copy.path / NOTE
     first = json.loads(note.read_bytes())
-    note.write_text(json.dumps({key: said for key, said in first.items() if key not in {"digests", "fingerprints"}}))
+    note.write_text(json.dumps({key: said for key, said in first.items() if key != "digests"}))
     made = await copies.write(ordered(copy, versions[2:]))
     assert same(in_folder(tmp_path / made.path), trainer.weights)
-    now = json.loads((tmp_path / made.path / NOTE).read_bytes())
-    assert now["digests"].keys() == first["digests"].keys()
-    read = in_folder(tmp_path / made.path)
-    assert now["fingerprints"] == {
-        name: to_text(fingerprint(bits.view(np.uint32).ravel())) for name, bits in read.items()
+    shards = {shard.name: shard for shard in (tmp_path / made.path).glob("*.safetensors")}
+    assert json.loads((tmp_path / made.path / NOTE).read_bytes())["digests"] == {
+        name: joined([digest_of_pieces([shard.read_bytes()])]) for name, shard in shards.items()
     }
 
 
@@ -172,7 +170,7 @@ async def test_where_there_is_no_room_nothing_is_left_and_it_says_what_to_do(
     tmp_path: Path, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     versions, copies = chain(trainer, tmp_path, 2), DiskCopies(tmp_path)
-    monkeypatch.setattr(files, "SPARE_BYTES", 2**60)
+    monkeypatch.setattr(writing, "SPARE_BYTES", 2**60)
     with pytest.raises(NoRoomError, match=r"bytes, and .* are free: make room"):
         await copies.write(ordered(versions[0], versions[1:]))
     assert await copies.survey() == []

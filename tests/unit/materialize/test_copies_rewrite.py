@@ -1,4 +1,4 @@
-"""A checkpoint written with deltas piece by piece: its bytes, digests and fingerprints."""
+"""A checkpoint copied and written with deltas piece by piece: its bytes."""
 
 import json
 import os
@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refitd.materialize import files, rewrite
-from refitd.materialize.files import copy_others, rewrite_all, source_in
+from refitd.materialize import writing
+from refitd.materialize.writing import apply_delta
 from refitd_client.contract import manifest
 from refitd_client.contract.manifest import digest_of_pieces, joined
 from refitd_client.delta import Change, Delta, DeltaFile, encode, index_type
 from refitd_client.files.plain_file import open_folder
 from refitd_client.fingerprint import bits_of, fingerprint
-from refitd_client.fingerprint.host import MASK
 from refitd_client.validation.contents import ReadingStoppedError
 
 BLOCK = 96  # bytes
@@ -31,7 +30,7 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors have many pieces then, and pieces end elsewhere than blocks."""
     monkeypatch.setattr(manifest, "BLOCK", BLOCK)
-    monkeypatch.setattr(rewrite, "PIECE", PIECE)
+    monkeypatch.setattr(writing, "PIECE", PIECE)
 
 
 def arrays(chance: np.random.Generator) -> Arrays:
@@ -97,11 +96,10 @@ def digest(data: bytes) -> str:
     return joined([digest_of_pieces([data[begin : begin + BLOCK]]) for begin in range(0, max(1, len(data)), BLOCK)])
 
 
-@pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("padding", [0, 1])
 @pytest.mark.parametrize("seed", range(6))
 def test_a_shard_written_in_pieces_is_the_one_that_its_deltas_lead_to(
-    tmp_path: Path, opened: ExitStack, seed: int, padding: int, *, in_place: bool
+    tmp_path: Path, opened: ExitStack, seed: int, padding: int
 ) -> None:
     """With the padding elements lie across the ends of blocks."""
     chance = np.random.default_rng(seed)
@@ -109,18 +107,16 @@ def test_a_shard_written_in_pieces_is_the_one_that_its_deltas_lead_to(
     second, one = changed(first, chance, 0.5)
     third, other = changed(second, chance, 0.1)
     before, after = shard_of(first, padding), shard_of(third, padding)
-    source = folder(tmp_path / "source", opened)
+    source, target = folder(tmp_path / "source", opened), folder(tmp_path / "target", opened)
     (tmp_path / "source/model.safetensors").write_bytes(before)
-    deltas = [delta_file(tmp_path / name, delta, opened) for name, delta in (("one", one), ("other", other))]
-    target = source if in_place else folder(tmp_path / "target", opened)
-    written = rewrite_all(source_in(source), target, deltas, Event())["model.safetensors"]
-    assert (tmp_path / ("source" if in_place else "target") / "model.safetensors").read_bytes() == after
-    assert (written.before, written.after) == (digest(before), digest(after))
-    for name, bits in first.items():
-        assert (fingerprint(bits) + written.moved.get(name, 0)) & MASK == fingerprint(third[name]), name
+    headers = writing._copied(source, target, {"model.safetensors": digest(before)}, Event())
+    assert (tmp_path / "target/model.safetensors").read_bytes() == before
+    for name, delta in (("one", one), ("other", other)):
+        apply_delta(target, headers, delta_file(tmp_path / name, delta, opened), Event())
+    assert (tmp_path / "target/model.safetensors").read_bytes() == after
 
 
-def test_in_place_only_pieces_with_changes_are_written(
+def test_only_pieces_with_changes_are_written(
     tmp_path: Path, opened: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = {"a": np.zeros(1000, np.uint16)}
@@ -135,28 +131,31 @@ def test_in_place_only_pieces_with_changes_are_written(
         result=fingerprint(after),
     )
     delta = Delta(base="run~v000001", version="run~v000002", changes={"a": change})
-    source = folder(tmp_path / "source", opened)
+    source, target = folder(tmp_path / "source", opened), folder(tmp_path / "target", opened)
     (tmp_path / "source/model.safetensors").write_bytes(shard_of(first, 0))
-    places, real = list[int](), rewrite.write_at
+    headers = writing._copied(source, target, {}, Event())
+    places, real = list[int](), writing.write_at
 
     def noted(fd: int, data: memoryview, offset: int) -> None:
         places.append(offset)
         real(fd, data, offset)
 
-    monkeypatch.setattr(rewrite, "write_at", noted)
-    rewrite_all(source_in(source), source, [delta_file(tmp_path / "delta", delta, opened)], Event())
+    monkeypatch.setattr(writing, "write_at", noted)
+    apply_delta(target, headers, delta_file(tmp_path / "delta", delta, opened), Event())
     begin = len(shard_of(first, 0)) - 2000
     assert sorted(places) == [begin + 2 * index // PIECE * PIECE for index in (3, 700)]
-    assert bits_of(np.frombuffer((tmp_path / "source/model.safetensors").read_bytes()[begin:], np.uint8), 2).sum() == 2
+    assert bits_of(np.frombuffer((tmp_path / "target/model.safetensors").read_bytes()[begin:], np.uint8), 2).sum() == 2
 
 
 def test_files_that_hold_no_tensors_are_copied_also_without_a_byte(tmp_path: Path, opened: ExitStack) -> None:
     source, target = folder(tmp_path / "source", opened), folder(tmp_path / "target", opened)
-    (tmp_path / "source/model.safetensors").write_bytes(shard_of({"a": np.zeros(1, np.uint16)}, 0))
+    shard = shard_of({"a": np.zeros(1, np.uint16)}, 0)
+    (tmp_path / "source/model.safetensors").write_bytes(shard)
     (tmp_path / "source/config.json").write_bytes(b"x" * (3 * BLOCK + 1))
     (tmp_path / "source/tokenizer.json").touch()
-    copy_others(source_in(source), target, Event())
+    writing._copied(source, target, {}, Event())
     assert {path.name: path.read_bytes() for path in (tmp_path / "target").iterdir()} == {
+        "model.safetensors": shard,
         "config.json": b"x" * (3 * BLOCK + 1),
         "tokenizer.json": b"",
     }
@@ -165,21 +164,14 @@ def test_files_that_hold_no_tensors_are_copied_also_without_a_byte(tmp_path: Pat
 def test_writing_stops_between_two_pieces(tmp_path: Path, opened: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
     source, target = folder(tmp_path / "source", opened), folder(tmp_path / "target", opened)
     (tmp_path / "source/model.safetensors").write_bytes(shard_of({"a": np.zeros(1000, np.uint16)}, 0))
-    stop, real, offsets = Event(), rewrite.write_at, list[int]()
+    stop, real, offsets = Event(), writing.write_at, list[int]()
 
     def last(fd: int, data: memoryview, offset: int) -> None:
         real(fd, data, offset)
         offsets.append(offset)
         stop.set()
 
-    monkeypatch.setattr(rewrite, "write_at", last)
+    monkeypatch.setattr(writing, "write_at", last)
     with pytest.raises(ReadingStoppedError):
-        rewrite_all(source_in(source), target, (), stop)
+        writing._copied(source, target, {}, stop)
     assert offsets == [0]
-
-
-def test_what_is_written_from_an_empty_checkpoint_is_nothing(tmp_path: Path, opened: ExitStack) -> None:
-    """A copy whose checkpoint has no other files has none to copy."""
-    source, target = folder(tmp_path / "source", opened), folder(tmp_path / "target", opened)
-    empty = files.SourceFiles(folder=source, headers={}, sizes={})
-    assert rewrite_all(empty, target, (), Event()) == {}

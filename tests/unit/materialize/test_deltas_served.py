@@ -15,8 +15,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry
 
-from refitd.materialize import files
 from refitd.materialize import materializer as materializing
+from refitd.materialize import writing
 from refitd.materialize.disk import DiskCopies
 from refitd.observe.telemetry import Meters
 from refitd.observe.traces import Traces
@@ -66,7 +66,7 @@ async def log_of(stage: Stage) -> list[str]:
 @asynccontextmanager
 async def without_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Stage, Trainer, str]]:
     """A full version is served, and the delta on it was given up: there is no room for its copy."""
-    monkeypatch.setattr(files, "SPARE_BYTES", 2**60)
+    monkeypatch.setattr(writing, "SPARE_BYTES", 2**60)
     monkeypatch.setattr(materializing, "FIRST_RETRY_SECONDS", 0.1)
     async with followed(folder) as (stage, trainer):
         await served(stage, trainer)
@@ -181,7 +181,7 @@ async def test_where_there_is_no_room_for_a_copy_engines_stay_and_it_is_tried_ag
         assert stage.engines["a"].label == "1"
         sentences = (await stage.http.get(f"/v1/explain/{two}")).json()["sentences"]
         assert any("It cannot be carried out: there is no room" in sentence for sentence in sentences)
-        monkeypatch.setattr(files, "SPARE_BYTES", 0)
+        monkeypatch.setattr(writing, "SPARE_BYTES", 0)
         await tried_again(stage, two)
 
 
@@ -191,7 +191,7 @@ async def test_a_delta_that_was_given_up_is_tried_again_when_it_is_rolled_back_t
     async with without_room(tmp_path, monkeypatch) as (stage, trainer, two):
         trainer.base = lambda: Full("there is no room for a copy")
         assert await served(stage, trainer) is Kind.FULL
-        monkeypatch.setattr(files, "SPARE_BYTES", 0)
+        monkeypatch.setattr(writing, "SPARE_BYTES", 0)
         await stage.http.post("/v1/rollback", json={"run": "run", "to": two})
         await tried_again(stage, two)
         assert same(in_folder(stage.engines["a"].path), trainer.history[2])

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from refitd.materialize.before_load import Warmer
+from refitd.materialize.materializer import Warmer
 from refitd.root.file_systems import root_file_system
 
 SIZE = 32 * 2**20  # more than a kernel reads ahead at a time

@@ -39,8 +39,9 @@ from refitd_client.publish.publication import Background, PendingPublication, Pu
 from refitd_client.publish.route import route_of
 from refitd_client.publish.run_folder import RunFolder
 from refitd_client.publish.tracing import PublishTrace
-from refitd_client.transport.handover import Handed
-from refitd_client.transport.ipc import exporter
+from refitd_client.transport import exporter
+from refitd_client.transport.handover import Handed, HandoverState
+from refitd_client.transport.sending import TensorSender
 from refitd_client.transport.ways import Transport
 from refitd_client.write.content import WeightsReader, casts_for, fp8_blocks
 from refitd_client.write.version_folder import Progress
@@ -272,6 +273,7 @@ class RunPublisher:
             make_deltas=make_deltas,
             mappings=Mappings(),
             connection=connection,
+            handover=HandoverState(sender=TensorSender(self._folder.path, "process")),
             engines=options.engines,
             bucket=target,
         )

@@ -62,7 +62,7 @@ from refitd.update.proving import RankProofs
 from refitd.update.targets import Targets
 from refitd_client.bucket.objects import Bucket
 from refitd_client.http.connection import use
-from refitd_client.transport.ipc.offer_file import make_secret
+from refitd_client.transport.offer_file import make_secret
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer

@@ -16,8 +16,8 @@ import torch
 from refitd_client.checkpoint.opening import OpeningRefusedError, components
 from refitd_client.contract.naming import SERVICE_FOLDER, installed_release
 from refitd_client.contract.plugin import NEEDS_FULL, PROTOCOL, Answer, PluginRequest, UpdateOutcome
-from refitd_client.transport.group.host import available
-from refitd_client.transport.ipc.shared import boot_id
+from refitd_client.transport.memory import boot_id
+from refitd_client.transport.sending import available
 from refitd_client.validation.contents import ReadingStoppedError
 from refitd_client.validation.validate import Options
 from refitd_plugin.channel import Channel, Deadline, Reply, refused, short_turns

@@ -18,8 +18,9 @@ import torch
 import torch.distributed
 from figures import Figure, spread
 
-from refitd_client.transport.group.membership import BroadcastGroup, WaitLimit, join_store, open_store
-from refitd_client.transport.group.transfer import BLOCK_BYTES, MOST_STREAMS, SENDER, FlatLayout, Go
+from refitd_client.transport.membership import BroadcastGroup, WaitLimit, join_store, open_store
+from refitd_client.transport.script import BLOCK_BYTES, MOST_STREAMS, SENDER
+from support.broadcasting import broadcast
 
 BYTES = 2**30
 ROUNDS = 7
@@ -98,8 +99,7 @@ class _Ways:
     def __init__(self, store: Any, rank: int, flat: torch.Tensor, other: Connection) -> None:
         self._rank, self._flat, self._pipe = rank, flat, other
         self._waiting = WaitLimit(600.0, lambda: False)
-        go = Go(group=1, ranks={"other": 1}, streams=MOST_STREAMS)
-        self._group = BroadcastGroup("gloo", store, go, rank, LOOPBACK, self._waiting)
+        self._group = BroadcastGroup("gloo", store, 1, rank, 2, LOOPBACK, MOST_STREAMS, self._waiting)
         options = dist.ProcessGroupGloo._Options()
         options._timeout = timedelta(seconds=600)
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
@@ -118,8 +118,7 @@ class _Ways:
 
     def _blocks(self) -> float:
         began = self._both()
-        bounds = FlatLayout(offsets=(0,), sizes=(BYTES,), nbytes=BYTES).blocks(BLOCK_BYTES["gloo"])
-        self._group.broadcast((self._flat[begin:end] for begin, end in bounds), self._waiting)
+        broadcast(self._group, self._flat.split(BLOCK_BYTES["gloo"]), self._waiting)
         return time.perf_counter() - began
 
     def _parameters(self) -> float:

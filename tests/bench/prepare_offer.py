@@ -26,8 +26,8 @@ from safetensors.torch import save_file
 
 from refitd_client.checkpoint.finite import rule_of
 from refitd_client.contract.plugin import PluginRequest
-from refitd_client.transport.ipc.exported_memory import LayoutCache
-from refitd_client.transport.ipc.offer_file import ExportedTensors, make_secret, read_secret
+from refitd_client.transport.memory import LayoutCache
+from refitd_client.transport.offer_file import ExportedTensors, make_secret, read_secret
 from refitd_plugin.rank_plugin import RequestHandler
 from refitd_sglang.process import SglangProcess
 from support.exporting import fill, shared

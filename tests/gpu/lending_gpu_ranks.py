@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 from torch import distributed
 
-from refitd_client.transport.ipc import exporter
-from refitd_client.transport.ipc.offer_file import ExportedTensors, read_secret
+from refitd_client.transport import exporter
+from refitd_client.transport.offer_file import ExportedTensors, read_secret
 from support.lending import LendingRank, agreed_on, offer_of_ranks, split
 from support.mini_sglang import tiny_weights
 

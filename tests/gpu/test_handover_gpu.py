@@ -9,8 +9,8 @@ import torch
 
 from refitd_client.checkpoint.finite import NO_RULE, rule_of
 from refitd_client.fingerprint import fingerprints
-from refitd_client.transport.ipc.exported_memory import LayoutCache
-from refitd_client.transport.ipc.offer_file import ExportedTensors
+from refitd_client.transport.memory import LayoutCache
+from refitd_client.transport.offer_file import ExportedTensors
 from support.exporting import offer_of
 
 pytestmark = pytest.mark.gpu
@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from refitd_client.fingerprint import fingerprints
 from support.exporting import imported
-from refitd_client.transport.ipc.exported_memory import ImportedMemory
+from refitd_client.transport.memory import ImportedMemory
 torch.cuda.init(), torch.zeros(1, device="cuda")
 taker = ImportedMemory()
 with imported(Path(sys.argv[1]), b"s" * 32) as found:
@@ -51,7 +51,7 @@ import sys
 from pathlib import Path
 import torch
 from msgspec.structs import replace
-from refitd_client.transport.ipc.device import DeviceMemory, DriverError
+from refitd_client.transport.device import DeviceMemory, DriverError
 from support.exporting import imported
 torch.cuda.init(), torch.zeros(1, device="cuda")
 memory = DeviceMemory()

@@ -17,7 +17,7 @@ from refitd_client import PublishOptions, WeightPublisher
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.contract.plugin import UpdateOutcome
 from refitd_client.delta import read_delta
-from refitd_client.transport.ipc.offer_file import make_secret
+from refitd_client.transport.offer_file import make_secret
 from support.inside import in_process
 from support.mini_sglang import tiny_weights
 from support.tiny_rank import Rank, version

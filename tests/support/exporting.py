@@ -10,11 +10,10 @@ import torch
 
 from refitd_client.checkpoint.finite import NO_RULE
 from refitd_client.tensors import DTYPES
-from refitd_client.transport.ipc import exporter
-from refitd_client.transport.ipc.exported_memory import LayoutCache
-from refitd_client.transport.ipc.offer import Offer
-from refitd_client.transport.ipc.offer_file import ExportedTensors, ImportedTensors, make_secret, read_secret
-from refitd_client.transport.ipc.shared import SharedTensors
+from refitd_client.transport import exporter
+from refitd_client.transport.memory import LayoutCache, SharedTensors
+from refitd_client.transport.offer import Offer
+from refitd_client.transport.offer_file import ExportedTensors, ImportedTensors, make_secret, read_secret
 
 Weights = dict[str, torch.Tensor]
 

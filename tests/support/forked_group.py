@@ -1,6 +1,6 @@
 """Processes that send and receive (`GroupChild`), forked from one that has imported torch.
 
-Each is a process with a session and an end of a socket of its own, and does what `refitd_client.transport.group` does.
+Each is a process with a session and an end of a socket of its own, and does what `transport.processes` does.
 What an interpreter of its own adds is held by the tests of sharded publishers, of engines and of AReaL.
 """
 
@@ -14,8 +14,8 @@ from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
 from unittest import mock
 
-from refitd_client.transport.group import __main__ as program
-from refitd_client.transport.group.child import GroupChild, serve
+from refitd_client.transport import processes as program
+from refitd_client.transport.child import GroupChild, serve
 from support.forked import forking
 
 _TURN_SECONDS = 0.1  # as `GroupChild._spawn` has it

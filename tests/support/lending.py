@@ -8,17 +8,14 @@ import torch
 
 from refitd_client import Sharded
 from refitd_client.fingerprint.host import MASK
-from refitd_client.sharded.agreement import AgreedLayout
 from refitd_client.sharded.holdings import NamingOptions, holdings_of
-from refitd_client.sharded.layout import lay_out
-from refitd_client.sharded.lend_orders import LentReply
-from refitd_client.sharded.lending import LentLayout
+from refitd_client.sharded.layout import AgreedLayout, lay_out
+from refitd_client.sharded.orders import LendOrder, LentReply, RankTask
 from refitd_client.sharded.parts import entries_of
-from refitd_client.sharded.rank_group import RankTask
-from refitd_client.sharded.rank_lender import RankLender
+from refitd_client.sharded.rank_export import RankExport
+from refitd_client.sharded.shared_export import LentLayout
 from refitd_client.tensors import casts
-from refitd_client.transport.ipc.offer import Offer, offer_with
-from refitd_client.transport.shards.sending import ShardSender
+from refitd_client.transport.offer import Offer, offer_with
 
 
 class LendingRank:
@@ -26,19 +23,17 @@ class LendingRank:
 
     def __init__(self, folder: Path, rank: int, tensors: Mapping[str, Any], sharded: Mapping[str, Sharded]) -> None:
         self.rank = rank
-        self.copies = ShardSender(f"lends-{folder.parent.name}-{rank}")
-        self.lender = RankLender(folder, rank, self.copies, check_finite=True)
+        self.export = RankExport(folder, rank, check_finite=True)
         self.holdings = holdings_of(dict(tensors), NamingOptions(casts=casts(None), rename=None), sharded)
         self.claims = [holding.claim for holding in self.holdings.values()]
 
     def lend(self, agreed: AgreedLayout) -> LentReply:
         layout = agreed.layout
         task = RankTask(number=1, files=[], locations=layout.locations, parts=layout.parts[self.rank])
-        return self.lender.lend(task, self.claims, self.holdings, 0)
+        return self.export.lend(LendOrder(task=None, known=0), task, self.claims, self.holdings)
 
     def close(self) -> None:
-        self.lender.end()
-        self.copies.close()
+        self.export.close()
 
 
 def agreed_on(claims: list[Any]) -> AgreedLayout:

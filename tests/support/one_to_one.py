@@ -12,20 +12,19 @@ from pathlib import Path
 import msgspec
 import torch
 
+from refitd_client.checkpoint.finite import NO_RULE
 from refitd_client.fingerprint import fingerprints
-from refitd_client.transport.group.child import GroupChild, Receive, Received
-from refitd_client.transport.group.sending import QUIET, Destination
-from refitd_client.transport.ipc import exporter
-from refitd_client.transport.ipc.exported_memory import ImportedMemory
-from refitd_client.transport.ipc.offer import HostPlace, OfferedTensor, OfferLayout, offer_with, side_by_side
-from refitd_client.transport.ipc.offer_file import ExportedTensors, ImportedTensors, make_secret, read_secret
-from refitd_client.transport.ipc.shared import PREFIX, SHARED_MEMORY, boot_id, host_name
-from refitd_client.transport.shards.needs import RankNeeds, TensorNeeds, encode, numbered, path_of, whole
-from refitd_client.transport.shards.proving import sent_slices
-from refitd_client.transport.shards.schedule import HeldStrip
-from refitd_client.transport.shards.script import ShardTable, held_numbers, needs_numbers
-from refitd_client.transport.shards.sending import ShardSender
-from refitd_client.transport.shards.strips import strip
+from refitd_client.transport import exporter
+from refitd_client.transport.child import GroupChild, Receive, Received
+from refitd_client.transport.membership import FlatMemory
+from refitd_client.transport.memory import PREFIX, SHARED_MEMORY, ImportedMemory, LayoutCache, boot_id, host_name
+from refitd_client.transport.needs import RankNeeds, TensorNeeds, encode, numbered, path_of, whole
+from refitd_client.transport.offer import HostPlace, OfferedTensor, OfferLayout, offer_with, side_by_side
+from refitd_client.transport.offer_file import ExportedTensors, ImportedTensors, make_secret, read_secret
+from refitd_client.transport.proving import sent_slices
+from refitd_client.transport.schedule import HeldStrip, strip
+from refitd_client.transport.script import ShardTable, held_numbers, needs_numbers
+from refitd_client.transport.sending import QUIET, Destination, TensorSender
 
 NAME = f"slices{os.getpid()}"
 SECONDS = 120.0
@@ -62,7 +61,7 @@ class OneToOne:
     """A sender with the whole version, and a receiver."""
 
     root: Path
-    sender: ShardSender
+    sender: TensorSender
     receiver: GroupChild
     pool: ThreadPoolExecutor
     on_device: bool
@@ -79,13 +78,15 @@ class OneToOne:
         for number, (at, each) in enumerate(zip(places, tensors.values(), strict=True)):
             memory[at : at + each.nbytes].copy_(each.reshape(-1).view(torch.uint8))
             held.append(HeldStrip(number, strip(0, each.nbytes), at))
-        transfer = self.sender.open(Destination(backend="gloo", receivers=(NAME,), service_host="127.0.0.1"), 1)
+        mine = LayoutCache().prepare({"flat": memory}, [NO_RULE]).layout
+        to = Destination(backend="gloo", receivers=(NAME,), service_host="127.0.0.1")
+        transfer = self.sender.open(to, mine)
         table = ShardTable(sizes=tuple(each.nbytes for each in tensors.values()), held=(held_numbers(held),))
         if needs is not None:
             data, digest = encode(needs)
             path_of(self.root, NAME, digest).write_bytes(data)
             by_name = {name: [each._replace(tensor=0)] for name, each in zip(tensors, held, strict=True)}
-            sums = sent_slices(memory, by_name, dict.fromkeys(tensors, "I32"), needs.partial())
+            sums = sent_slices(FlatMemory([memory]), by_name, dict.fromkeys(tensors, "I32"), needs.partial())
             packed = struct.pack(f"<{len(sums)}Q", *(sums[name] for name in needs.partial()))
             transfer = msgspec.structs.replace(transfer, needs={NAME: digest}, slices={digest: packed})
             table = msgspec.structs.replace(table, needs={NAME: needs_numbers(numbered(needs, list(tensors)))})
@@ -101,7 +102,7 @@ class OneToOne:
                 within=SECONDS, on_device=self.on_device, needs=digest,
             )  # fmt: skip
             receiving = self.pool.submit(self.receiver.ask, order, SECONDS)
-            self.sender.send(transfer, 0, table, threading.Event())
+            self.sender.send(transfer, mine, threading.Event(), table=table)
             reply = receiving.result(SECONDS)
         assert isinstance(reply, Received), reply
         imported = ImportedTensors(self.folder / reply.offer, read_secret(self.root))
@@ -127,7 +128,7 @@ def one_to_one(root: Path, *, on_device: bool) -> Generator[OneToOne]:
     (root / "run").mkdir()
     (root / ".refitd" / "receivers" / NAME).mkdir(parents=True)
     make_secret(root)
-    sender, receiver = ShardSender(f"to-{NAME}"), GroupChild("receive", QUIET)
+    sender, receiver = TensorSender(root / "run", NAME), GroupChild("receive", QUIET)
     with ThreadPoolExecutor(1) as pool:
         pair = OneToOne(root, sender, receiver, pool, on_device)
         yield pair

@@ -42,7 +42,7 @@ from refitd_client.contract.wire import (
     Version,
     WaitResult,
 )
-from refitd_client.transport.ipc.shared import boot_id, host_name
+from refitd_client.transport.memory import boot_id, host_name
 
 
 def make_version(step: int, *, run: str = "exp", generation: int = 1, **fields: Any) -> Version:

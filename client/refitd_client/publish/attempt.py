@@ -47,9 +47,8 @@ from refitd_client.publish.options import Block, Sharded
 from refitd_client.publish.publication import CommittedFacts, PendingPublication, Publication, announce
 from refitd_client.publish.run_folder import RunFolder
 from refitd_client.publish.tracing import PublishTrace
-from refitd_client.transport.exported import HandoverState
-from refitd_client.transport.group.sending import Destination
-from refitd_client.transport.handover import ExportTarget, Handed, TensorExport
+from refitd_client.transport.handover import ExportTarget, Handed, HandoverState, TensorExport
+from refitd_client.transport.sending import Destination
 from refitd_client.transport.ways import BY_FILES, TRANSPORTS, Transport
 from refitd_client.write.content import Content, PlannedContent, WeightsReader
 from refitd_client.write.version_folder import Laps, Meter, Progress, Staging, free_bytes, no_space, staged
@@ -227,9 +226,9 @@ class PublisherContext:
     make_deltas: Callable[[], DeltaMaker]
     mappings: Mappings
     connection: Connection | None
+    handover: HandoverState
     engines: Literal["mine"] | None = None
     bucket: BucketTarget | None = None
-    handover: HandoverState = field(default_factory=HandoverState)
     _deltas: list[DeltaMaker] = field(default_factory=list[DeltaMaker], init=False)
 
     @property

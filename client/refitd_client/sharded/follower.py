@@ -1,52 +1,238 @@
-"""What every rank does, rank 0 among them: bring its claims, write its parts, and digest its share of the files."""
+"""What every rank does, rank 0 among them: bring its claims, write its parts, and digest its share of the files.
+
+A local tensor's bytes come into host memory in pieces that fit the processor's cache, cast, and copied from a GPU.
+Pieces are taken by several threads, as many as this rank's share of the processors. From a GPU the bytes come through
+two pinned buffers: one is filled while the threads work on the other. Buffers and threads stay with the publisher, for
+pinning costs more than copying. `torch.cuda` is called only for a tensor that lives on a GPU and so has a context.
+"""
 
 import os
-from collections.abc import Callable, Generator, Sequence
+import sys
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from refitd_client.checkpoint import header
 from refitd_client.checkpoint.finite import any_nonfinite, count_nonfinite
+from refitd_client.contract.manifest import FileDigest, ManifestFile
 from refitd_client.errors import PublishError
 from refitd_client.files import durable
-from refitd_client.files.plain_file import open_plain
+from refitd_client.files.plain_file import open_plain, plain_file, read_at
 from refitd_client.publish.attempt import PublishCall
 from refitd_client.publish.options import PublishOptions
 from refitd_client.publish.route import place_of_process
-from refitd_client.sharded.digests import digested, fingerprinted
-from refitd_client.sharded.holdings import Holding, HoldingsReader, NamingOptions, samples_of
+from refitd_client.sharded.holdings import Holding, HoldingsReader, NamingOptions, gpu_of, samples_of
 from refitd_client.sharded.layout import Claim, Location, WritePart, runs
-from refitd_client.sharded.lend_orders import LendOrder, LentReply
-from refitd_client.sharded.rank_group import (
+from refitd_client.sharded.orders import (
+    BlocksOrder,
+    BlocksReply,
+    CompareOrder,
+    CopiedReply,
+    CopyOrder,
     DigestOrder,
     DoneReply,
     EndOrder,
     FailedReply,
+    GatherOrder,
+    KeepOrder,
+    LendOrder,
     Opening,
     RankOrder,
     RankReply,
     RankTask,
     SendOrder,
-    StagedReply,
-    StageOrder,
     WriteOrder,
-    portable,
 )
-from refitd_client.sharded.rank_reader import Reader, threads_of_rank
-from refitd_client.sharded.rank_sender import RankSender
+from refitd_client.sharded.parts import each_part, flat_box, not_finite_here
+from refitd_client.sharded.rank_export import RankExport
+from refitd_client.sharded.rank_group import portable
 from refitd_client.sharded.rank_shadow import RankShadow
 from refitd_client.sharded.rank_slot import SlotCopier
-from refitd_client.sharded.reading import each_part, flat_box, not_finite_here
-from refitd_client.sharded.shadow_orders import CompareOrder, GatherOrder, KeepOrder
-from refitd_client.sharded.slot_gpu import gpu_of
-from refitd_client.sharded.slot_orders import BlocksOrder, BlocksReply, CopyOrder, SlotOrder
 from refitd_client.tensors import entry_of
 from refitd_client.transport.ways import TrainerPlace
+from refitd_client.write.plan import PIECE, ShardChecks
+
+PIECE_BYTES = 2**20
+_TASK_BYTES = 2**22  # worth handing to a thread
+_BOUNCE_BYTES = 2**26
+_MOST_THREADS = 16
+
+Use = Callable[[int, NDArray[np.uint8]], int]
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+
+def threads_of_rank(ranks: int) -> int:
+    """How many threads a rank works with: `ranks` share the host's processors, unless the launcher says how many do
+    (LOCAL_WORLD_SIZE).
+    """
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) or ranks
+    return min(_MOST_THREADS, max(1, len(os.sched_getaffinity(0)) // here))
+
+
+class Reader:
+    """Reads local tensors. One caller at a time."""
+
+    def __init__(self, ranks: int) -> None:
+        """`ranks` as in `threads_of_rank`."""
+        self._pool = ThreadPoolExecutor(threads_of_rank(ranks), thread_name_prefix="refitd-rank")
+        self._buffers: list[_BounceBuffer] = []
+
+    def close(self) -> None:
+        """End the threads, and free the buffers."""
+        self._pool.shutdown()
+        self._buffers = []
+
+    def each(self, items: Iterable[In], do: Callable[[In], Out]) -> list[Out]:
+        """Call `do` with every item, in the threads."""
+        return list(self._pool.map(do, items))
+
+    def read(self, flat: Any, begin: int, end: int, dtype: str, use: Use) -> int:
+        """Have every piece of a tensor used, in any order and at once.
+
+        No call of `use` is going on any more when this returns or raises: the files that it writes to may be closed.
+
+        Args:
+            flat: the tensor, from `flat_of`.
+            begin: its first element to read.
+            end: the element after the last.
+            dtype: torch's name of the dtype to cast to.
+            use: called with a piece's first element and its bytes, which are valid during the call.
+
+        Returns:
+            The sum of what `use` returned.
+        """
+        torch: Any = sys.modules["torch"]
+        kind = getattr(torch, dtype)
+        if flat.device.type == "cuda":
+            return self._from_gpu(torch, flat, begin, end, kind, use)
+        work = _pieces(torch, flat, 0, kind, use)
+        if (end - begin) * kind.itemsize <= _TASK_BYTES:
+            return work(begin, end)
+        return _ended(self._tasks(work, begin, end, kind.itemsize))
+
+    def _tasks(self, work: Callable[[int, int], int], begin: int, end: int, item: int) -> "list[Future[int]]":
+        step = _TASK_BYTES // item
+        return [self._pool.submit(work, first, min(first + step, end)) for first in range(begin, end, step)]
+
+    def _from_gpu(self, torch: Any, flat: Any, begin: int, end: int, kind: Any, use: Use) -> int:
+        if not self._buffers:
+            self._buffers = [_BounceBuffer(torch) for _ in range(2)]
+        total, filled = 0, None
+        step = _BOUNCE_BYTES // kind.itemsize
+
+        def start(buffer: _BounceBuffer) -> None:
+            here = buffer.arrived().view(kind)
+            work = _pieces(torch, here, buffer.first, kind, use)
+            buffer.tasks = self._tasks(work, buffer.first, buffer.first + here.numel(), kind.itemsize)
+
+        with torch.cuda.device(flat.device):
+            try:
+                for number, first in enumerate(range(begin, end, step)):
+                    buffer = self._buffers[number % 2]
+                    total += _ended(buffer.take_tasks())
+                    buffer.fill(flat[first : min(first + step, end)].to(kind), first)
+                    if filled is not None:
+                        start(filled)
+                    filled = buffer
+                if filled is not None:
+                    start(filled)
+            finally:
+                total += _ended([task for buffer in self._buffers for task in buffer.take_tasks()])
+        return total
+
+
+class _BounceBuffer:
+    """A pinned buffer, and the threads' tasks on its content, which begins with the tensor's element `first`."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._memory = torch.empty(_BOUNCE_BYTES, dtype=torch.uint8, pin_memory=True)
+        self._data: Any = None
+        self._done: Any = None
+        self.first = 0
+        self.tasks: list[Future[int]] = []
+
+    def fill(self, data: Any, first: int) -> None:
+        """Begin to copy elements from a GPU."""
+        raw = data.view(self._torch.uint8)
+        self._data, self.first = self._memory[: raw.numel()], first
+        self._data.copy_(raw, non_blocking=True)
+        self._done = self._torch.cuda.Event()
+        self._done.record()
+
+    def arrived(self) -> Any:
+        """Wait for the copy. Returns its bytes."""
+        self._done.synchronize()
+        return self._data
+
+    def take_tasks(self) -> "list[Future[int]]":
+        """The tasks, which the caller waits for."""
+        tasks, self.tasks = self.tasks, []
+        return tasks
+
+
+def _ended(tasks: "list[Future[int]]") -> int:
+    """Wait for all tasks, also after one fails; then raise its error, or add up what they return."""
+    try:
+        wait(tasks, return_when=FIRST_EXCEPTION)
+    finally:
+        begun = [task for task in tasks if not task.cancel()]
+        wait(begun)
+    return sum(task.result() for task in begun)
+
+
+def _pieces(torch: Any, flat: Any, shift: int, kind: Any, use: Use) -> Callable[[int, int], int]:
+    """Work on elements of a tensor in host memory, whose first element has number `shift`."""
+    step = PIECE_BYTES // kind.itemsize
+
+    def work(begin: int, end: int) -> int:
+        total = 0
+        for first in range(begin, end, step):
+            part = flat[first - shift : min(first + step, end) - shift].to(device="cpu", dtype=kind)
+            total += use(first, part.view(torch.uint8).numpy())
+        return total
+
+    return work
+
+
+_DIGESTED_AT_ONCE = 2**20
+
+# All ranks have written and synced the files. They are opened anew to be digested: on a network file system that is
+# what makes another host's bytes visible. So the manifest describes the bytes that are there.
+
+
+def digested(path: Path) -> tuple[ManifestFile, dict[str, int]]:
+    """A file's entry in the manifest."""
+    with plain_file(path) as fd:
+        found, size = FileDigest(), 0
+        buffer = memoryview(bytearray(_DIGESTED_AT_ONCE))
+        while count := os.readv(fd, [buffer]):
+            found.update(buffer[:count])
+            size += count
+    return ManifestFile(size=size, digest=found.text), {}
+
+
+def fingerprinted(path: Path) -> tuple[ManifestFile, dict[str, int]]:
+    """The same, and the fingerprint of each tensor, in one pass."""
+    located = header.locate(path).values()
+    entries = [entry for entry, _ in located]
+    with plain_file(path) as fd:
+        size = os.fstat(fd).st_size
+        head = read_at(fd, size - sum(entry.nbytes for entry in entries), 0)
+        proof = ShardChecks(head, check_finite=False, fingerprinted=[entry.name for entry in entries])
+        for entry, offset in located:
+            for begin in range(0, entry.nbytes, PIECE):
+                data = read_at(fd, min(PIECE, entry.nbytes - begin), offset + begin)
+                proof.add([entry], begin, np.frombuffer(data, np.uint8))
+    return ManifestFile(size=size, digest=proof.digest), proof.fingerprints
 
 
 class Follower:
@@ -67,7 +253,7 @@ class Follower:
         self._options, check_finite = options, options.check_finite
         self._reader = Reader(ranks)
         self._slot = SlotCopier(rank, ranks, threads_of_rank(ranks), check_finite=check_finite)
-        self.sender = RankSender(folder, rank, check_finite=check_finite)
+        self.export = RankExport(folder, rank, check_finite=check_finite)
         self.shadow = RankShadow(options.delta_rules, stream=options.shadow == "stream", check_finite=check_finite)
         self._holdings: dict[str, Holding] = {}
         self._staging = folder
@@ -109,22 +295,22 @@ class Follower:
         """Carry an order out. A failure is an answer, too, because rank 0 waits for one."""
         try:
             match order:
-                case CopyOrder() | BlocksOrder():
-                    return self._in_slot(order)
+                case CopyOrder():
+                    return self._copy(order)
+                case BlocksOrder():
+                    return BlocksReply(digests=self._slot.digests())
                 case WriteOrder():
                     self._write(order)
                     return DoneReply()
                 case DigestOrder():
                     return self._digest(order)
-                case StageOrder():
-                    return self._stage(order)
                 case LendOrder():
-                    return self._lend(order)
+                    return self.export.lend(order, self._take(order.task), self._claims, self._holdings)
                 case SendOrder():
-                    self.sender.begin(order)
+                    self.export.begin(order)
                     return DoneReply()
                 case EndOrder():
-                    return self.sender.finish()
+                    return self.export.finish()
                 case KeepOrder() | CompareOrder() | GatherOrder():
                     return self.shadow.answer(order, self._holdings)
         except Exception as error:
@@ -132,7 +318,7 @@ class Follower:
 
     def close(self) -> None:
         """End the threads and the process that sends, and free the buffers."""
-        self.sender.close()
+        self.export.close()
         self.shadow.drop()
         self._slot.close()
         self._reader.close()
@@ -140,12 +326,12 @@ class Follower:
     def forget(self) -> None:
         """Forget the task, and lend nothing: nothing was published, and rank 0 may have agreed on another layout."""
         self._task = self._task_claims = None
-        self.sender.lender.end()
+        self.export.end()
 
     def release(self) -> None:
         """Release the tensors."""
         self._slot.end()
-        self.sender.stop()
+        self.export.stop()
         self.shadow.release()
         self._holdings = {}
 
@@ -157,20 +343,10 @@ class Follower:
             raise PublishError("this rank was asked to write before it was told what")
         return self._task
 
-    def _stage(self, order: StageOrder) -> StagedReply:
-        task = self._take(order.task)
-        return self.sender.stage(task, self._claims, self._holdings, order.partial)
-
-    def _lend(self, order: LendOrder) -> LentReply:
-        task, lender = self._take(order.task), self.sender.lender
-        return lender.lend(task, self._claims, self._holdings, order.known)
-
-    def _in_slot(self, order: SlotOrder) -> StagedReply | BlocksReply:
-        if isinstance(order, BlocksOrder):
-            return BlocksReply(digests=self._slot.digests())
+    def _copy(self, order: CopyOrder) -> CopiedReply:
         task, folder = self._take(order.task), self._folder / order.staging
         copied = self._slot.copy(folder, task, self._claims, self._holdings, fingerprinted=order.fingerprints)
-        return StagedReply(scans=copied.found)
+        return CopiedReply(scans=copied.found)
 
     def _write(self, order: WriteOrder) -> None:
         task = self._take(order.task)

@@ -258,6 +258,13 @@ def _check_local(name: str, local: Any, shape: tuple[int, ...], splits: Sequence
         )
 
 
+def gpu_of(holdings: Mapping[str, Holding]) -> Any:
+    """The one GPU that all of a rank's tensors are on; None where there is no such."""
+    tensors = [each.tensor for each in holdings.values() if each.tensor.numel()]
+    devices = {tensor.device for tensor in tensors}
+    return devices.pop() if len(devices) == 1 and all(torch_tensors.on_gpu(tensor) for tensor in tensors) else None
+
+
 def flat_of(tensor: Any) -> Any:
     """All elements of a plain tensor in row-major order, in one dimension; a copy only where they do not lie so."""
     return torch_tensors.row_major(tensor.detach().resolve_neg()).reshape(-1)

@@ -23,7 +23,6 @@ from itertools import combinations, pairwise, product
 from math import prod
 
 from refitd_client.checkpoint.header import Entry
-from refitd_client.sharded.rank_errors import ranks_named
 from refitd_client.tensors import TensorSource, entry_of, refused
 from refitd_client.write import plan as shard
 from refitd_client.write.content import TensorShards
@@ -128,6 +127,12 @@ def _why_not_whole(holders: Mapping[Box, Sequence["BoxHolder"]], shape: Sequence
     without = set(range(ranks)) - {each.rank for found in holders.values() for each in found}
     none = f", and {ranks_named(without)} {'has' if len(without) == 1 else 'have'} none of it" if without else ""
     return f"no rank holds {missing} of its {prod(shape)} elements{none}" if missing else "its parts are no grid"
+
+
+def ranks_named(ranks: Collection[int]) -> str:
+    """Some ranks, as a sentence names them: `rank 1`, `ranks 0, 1 and 3`."""
+    *most, last = (str(rank) for rank in sorted(ranks))
+    return f"ranks {', '.join(most)} and {last}" if most else f"rank {last}"
 
 
 def boxes_of(shape: Sequence[int], splits: Sequence[Split]) -> list[Box]:
@@ -272,6 +277,15 @@ class ShardedLayout:
     locations: dict[str, Location]
     parts: list[list[WritePart]]
     shared: dict[str, list[list[int]]] = field(default_factory=dict[str, list[list[int]]])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgreedLayout:
+    """The layout that was last agreed on, its number, and the claims that it was made from."""
+
+    number: int
+    claims: list[list[Claim]]
+    layout: ShardedLayout
 
 
 def lay_out(

@@ -1,11 +1,14 @@
-"""Every rank of a trainer publishes its part of one version (`WeightPublisher` with `ranks`)."""
+"""Every rank of a trainer publishes its part of one version (`WeightPublisher` with `ranks`).
+
+The ranks open a publisher together: each prepares, rank 0 takes the run, and all raise what fails on one.
+"""
 
 import os
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from refitd_client.bucket.objects import is_bucket_url, require_folder
 from refitd_client.contract.naming import Order, version_folder
@@ -14,23 +17,59 @@ from refitd_client.http.connection import Connection, connect_to
 from refitd_client.publish.attempt import PublishCall
 from refitd_client.publish.options import PublishOptions
 from refitd_client.publish.publication import Publication, Turn
-from refitd_client.sharded.alike import RankSettings
 from refitd_client.sharded.follower import Follower
 from refitd_client.sharded.holdings import NamingOptions
-from refitd_client.sharded.joining import PreparedRank, join
-from refitd_client.sharded.lead import Lead, RankZeroPublisher
-from refitd_client.sharded.rank_group import (
-    FailedReply,
-    Opening,
-    PublishedOutcome,
-    RankGroup,
-    RankOrder,
-    RankReply,
-    RefusedOutcome,
-    portable,
-)
-from refitd_client.transport.group.sending import SEND_SECONDS
+from refitd_client.sharded.lead import Lead, RankSettings, RankZeroPublisher, refuse, require_same_settings
+from refitd_client.sharded.orders import FailedReply, Opening, PublishedOutcome, RankOrder, RankReply, RefusedOutcome
+from refitd_client.sharded.rank_group import RankGroup, portable, succeeded
+from refitd_client.transport.sending import SEND_SECONDS
 from refitd_client.write.content import casts_for
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedRank:
+    """A rank that could open its publisher. `take` takes the run; rank 0 alone calls it."""
+
+    settings: RankSettings
+    take: Callable[[], Lead]
+
+
+def join(group: RankGroup, prepare: Callable[[], PreparedRank]) -> Lead | None:
+    """Prepare each rank, and take the run on rank 0.
+
+    Returns:
+        Rank 0's part, on rank 0.
+
+    Raises:
+        PublishError: ranks were opened with different settings, or rank 0 cannot take the run.
+        RankLostError: a rank is gone, or did not come.
+        Exception: what one rank's `prepare` raised, on every rank.
+    """
+    if group.rank != 0:
+        group.tell(_attempted(lambda: prepare().settings))
+        if isinstance(answer := group.hear(), RefusedOutcome):
+            raise answer.error
+        return None
+    ready = _attempted(prepare)
+    try:
+        prepared, *others = succeeded(group.hear_all(ready, "open its publisher"))
+        require_same_settings([prepared.settings, *others])
+        lead = prepared.take()
+    except Exception as error:
+        refuse(group, error)
+        raise
+    group.tell_all([None] * group.size)
+    return lead
+
+
+def _attempted(prepare: Callable[[], T]) -> T | FailedReply:
+    """What `prepare` returns; why it does not, as rank 0 is told of arguments that cannot be."""
+    try:
+        return prepare()
+    except Exception as error:
+        return FailedReply(error=portable(error), is_argument=True)
 
 
 class RankPublisher:

@@ -14,167 +14,31 @@ tell it apart.
 """
 
 import pickle
+import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
-from refitd_client.contract.manifest import ManifestFile
-from refitd_client.delta.plan import DeltaRules
-from refitd_client.errors import PublishError, RankLostError, ServiceError
-from refitd_client.publish.durability import ALWAYS
+from refitd_client.errors import (
+    NO_SPACE,
+    InvalidWeightsError,
+    NoSpaceError,
+    PublishError,
+    RankLostError,
+    ServiceError,
+    StorageError,
+)
 from refitd_client.publish.options import is_timeout
-from refitd_client.publish.publication import Publication
-from refitd_client.sharded.layout import Claim, Location, WritePart
-from refitd_client.sharded.lend_orders import LendOrder, LentReply
-from refitd_client.sharded.messages import RankMessages
-from refitd_client.sharded.rank_errors import ranks_named, reason_of
-from refitd_client.sharded.shadow_orders import ChangesReply, ShadowOrder
-from refitd_client.sharded.slot_orders import BlocksReply, SlotOrder
-from refitd_client.transport.group.child import TransferSent
-from refitd_client.transport.ipc.offer import GroupTransfer
-from refitd_client.transport.shards.needs import PartialNeeds
-from refitd_client.transport.shards.script import ShardTable
-from refitd_client.transport.ways import TrainerPlace, Transport
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
-    """A rank has called `publish`. `claims` are None where they are those of layout number `layout`.
-
-    `transport` is what it asks for; `place` says where its tensors are, where it asks for any. `durable` is its word on
-    which versions get files, `delta_rules` on deltas. `shadow` is the number of the shadow that it has. `is_on_gpu`:
-    all its tensors are on one GPU.
-    """
-
-    step: int
-    layout: int
-    claims: list[Claim] | None
-    samples: dict[str, int]
-    transport: Transport | None = None
-    place: TrainerPlace | None = None
-    durable: str = ALWAYS
-    delta_rules: DeltaRules = field(default_factory=DeltaRules)
-    shadow: int = 0
-    is_on_gpu: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankTask:
-    """A layout as one rank needs it."""
-
-    number: int
-    files: list[str]
-    locations: dict[str, Location]
-    parts: list[WritePart]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteOrder:
-    """Write your parts into this staging folder of the run. `task` is None where it is that of the last time."""
-
-    staging: str
-    task: RankTask | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DigestOrder:
-    """All is written and synced: digest these files, with their tensors' `fingerprints` where they are wanted."""
-
-    names: list[str]
-    fingerprints: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageOrder:
-    """Copy what you write into memory of its own, and scan it. `task` as for `WriteOrder`.
-
-    `partial` are the strips of tensors that engine ranks need in part, by the digest of their needs and by name; None
-    where they are known from before.
-    """
-
-    task: RankTask | None
-    partial: dict[str, PartialNeeds | None] = field(default_factory=dict[str, "PartialNeeds | None"])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendOrder:
-    """Begin to send what you have staged. `table` is what rank 0's sender plans from, None for the others."""
-
-    transfer: GroupTransfer
-    table: ShardTable | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndOrder:
-    """Wait for receivers no longer, and say what has come of it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StagedReply:
-    """All is staged, or copied into a slot.
-
-    `scans` are what this rank's parts add to each tensor's fingerprint, and how many of their elements are not finite,
-    by name. `slices` are what they add where a tensor is needed in part, by digest and name.
-    """
-
-    scans: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
-    slices: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SentReply:
-    """What has come of a transfer on one rank: what was sent, or why nothing was."""
-
-    sent: TransferSent | None = None
-    refused: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DoneReply:
-    """An order was carried out. `files` are what it digested, `fingerprints` those of the tensors in them."""
-
-    files: dict[str, ManifestFile] = field(default_factory=dict[str, ManifestFile])
-    fingerprints: dict[str, int] = field(default_factory=dict[str, int])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailedReply:
-    """An order was not carried out, or a rank could not begin. `is_argument`: its arguments cannot be."""
-
-    error: Exception
-    is_argument: bool = False
-
-
-RankOrder = WriteOrder | SlotOrder | DigestOrder | StageOrder | SendOrder | EndOrder | LendOrder | ShadowOrder
-RankReply = DoneReply | BlocksReply | StagedReply | SentReply | LentReply | ChangesReply | FailedReply
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedOutcome:
-    """The version is committed, or engines have it in memory alone. `publication` is rank 0's, without its connection;
-    `error` is what the service refused the notice with. `shadow` is the number of the shadow that stands, 0 for none.
-    """
-
-    publication: Publication
-    error: ServiceError | None
-    shadow: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RefusedOutcome:
-    """Nothing was published. `broken` says why the publisher cannot be used again, None if it can."""
-
-    error: Exception
-    broken: str | None
-
+from refitd_client.sharded.layout import ranks_named
+from refitd_client.sharded.orders import FailedReply
 
 _LEAD_PATIENCE = 4.0  # times the timeout that others wait for rank 0, which may itself be waiting for a rank
-
-
 _USUAL_TIMEOUT = 300.0
+_LARGE = 2**16  # bytes of an array from which on a part of its own costs less than a copy
+_SOURCE = re.compile(r"^\[[^\]\s]*\]\s*")
+_TORCH_ADVICE = re.compile(r"[.\s]*(This is typically|This means|Check the logs|GLHF).*")
 
 
 class RankGroup:
@@ -357,3 +221,120 @@ def portable_service_error(error: ServiceError) -> ServiceError:
     sent = pickle.loads(pickle.dumps(sent))  # noqa: S301 our own bytes
     sent.publication = None
     return sent
+
+
+class RankMessages:
+    """Sends and receives over a group. `ranks` are the global numbers of its ranks."""
+
+    def __init__(self, torch: Any, distributed: Any, group: Any, ranks: Sequence[int]) -> None:
+        self._torch, self._distributed, self._group, self._ranks = torch, distributed, group, ranks
+
+    def send(self, message: Any, to: int, timeout: float) -> None:
+        """Send a message. Returns when the rank has received it: two that send to each other wait for ever.
+
+        Raises:
+            RuntimeError: the rank is gone, or does not listen within the seconds.
+        """
+        body, *beside = parts_of(message)
+        tensors = [self._torch.tensor([len(body), len(beside)], dtype=self._torch.int64), self._bytes(body)]
+        if beside:
+            tensors.append(self._torch.tensor([memoryview(part).nbytes for part in beside], dtype=self._torch.int64))
+            tensors += map(self._bytes, beside)
+        for tensor in tensors:
+            work = self._distributed.isend(tensor, dst=self._ranks[to], group=self._group)
+            work.wait(timedelta(seconds=max(timeout, 1.0)))
+
+    def expect(self, source: int) -> tuple[Any, Any]:
+        """Begin to receive a message."""
+        numbers = self._torch.zeros(2, dtype=self._torch.int64)
+        return numbers, self._distributed.irecv(numbers, src=self._ranks[source], group=self._group)
+
+    def receive(self, expected: tuple[Any, Any], source: int, timeout: float) -> Any:
+        """The message of an `expect`.
+
+        Raises:
+            RuntimeError: the rank is gone, or sends nothing within the seconds.
+        """
+        numbers, work = expected
+        work.wait(timedelta(seconds=timeout))
+
+        def arrived(count: int, kind: Any) -> Any:
+            body = self._torch.empty(count, dtype=kind)
+            work = self._distributed.irecv(body, src=self._ranks[source], group=self._group)
+            work.wait(timedelta(seconds=max(timeout, 1.0)))
+            return body.numpy()
+
+        length, beside = cast("list[int]", numbers.tolist())
+        parts = [arrived(length, self._torch.uint8).data]
+        lengths: list[int] = arrived(beside, self._torch.int64).tolist() if beside else []
+        return message_of(parts + [arrived(each, self._torch.uint8).data for each in lengths])
+
+    def _bytes(self, part: Any) -> Any:
+        return self._torch.frombuffer(part, dtype=self._torch.uint8)
+
+
+def parts_of(message: Any) -> list[Any]:
+    """The message, and after it the bytes of its large arrays, as buffers that can be written to."""
+    beside: list[Any] = []
+
+    def stays(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes < _LARGE:
+            return True
+        beside.append(bytearray(raw) if raw.readonly else raw)  # torch warns of what cannot be written to
+        return False
+
+    return [bytearray(pickle.dumps(message, protocol=5, buffer_callback=stays)), *beside]
+
+
+def message_of(parts: Sequence[Any]) -> Any:
+    """The message of its parts, whose memory its arrays use."""
+    message, *beside = parts
+    return pickle.loads(message, buffers=beside)  # noqa: S301 from a rank of the same job, as torch's own collectives do
+
+
+def succeeded(answers: Sequence[Any]) -> list[Any]:
+    """The answers of all ranks. Raises the error of the first rank that failed."""
+    for rank, answer in enumerate(answers):
+        if isinstance(answer, FailedReply):
+            told = argument_error_of_rank if answer.is_argument else error_of_rank
+            raise told(rank, answer.error) from answer.error
+    return list(answers)
+
+
+def reason_of(error: RuntimeError) -> str:
+    """What gloo says of a connection, without its line of source and its advice to gloo's developers."""
+    first = (str(error).splitlines() or [""])[0]
+    return _TORCH_ADVICE.sub("", _SOURCE.sub("", first)) or type(error).__name__
+
+
+def error_of_rank(rank: int, error: Exception) -> PublishError:
+    """The error that every rank raises for an error on one."""
+    text = f"rank {rank}: {error}"
+    match error:
+        case InvalidWeightsError():
+            return InvalidWeightsError(text, tensor=error.tensor)
+        case NoSpaceError():
+            return NoSpaceError(text, needed=error.needed, free=error.free)
+        case RankLostError():
+            return RankLostError(text, rank=error.rank)
+        case OSError() if error.errno in NO_SPACE:
+            return NoSpaceError(f"{text}: free some, or let the service keep fewer versions")
+        case OSError() | StorageError():
+            return StorageError(text)
+        case PublishError():
+            return PublishError(text)
+        case _:
+            return PublishError(f"rank {rank} failed with {type(error).__name__}: {error}")
+
+
+def argument_error_of_rank(rank: int, error: Exception) -> Exception:
+    """The error that every rank raises for arguments that cannot be on one: of the class that one rank would raise."""
+    text = f"rank {rank}: {error}"
+    match error:
+        case TypeError():
+            return TypeError(text)
+        case ValueError():
+            return ValueError(text)
+        case _:
+            return error_of_rank(rank, error)

@@ -1,7 +1,7 @@
 """One rank's part of a version in a slot: its GPU copies it into the files' pages, and its threads digest blocks.
 
     this thread      begins the copies, a little ahead of the bus
-    a lane           says how far this rank has come (`rank_progress.py`)
+    a lane           says how far this rank has come
     a lane           has the GPU scan what is copied, beside the bus
     a lane           looks how far all ranks have come, and has this rank's blocks of the files digested
     the other lanes  digest them
@@ -9,32 +9,165 @@
 So files are digested while they are written, though several ranks write into a block. What ranks say of their progress
 is waited for, and when rank 0 has heard that all have copied everything, nothing is. All ranks are on one host: only
 there the pages of a tmpfs are the same for all.
+
+    <run>/.incoming-<unique>/.progress    a row for each rank, in their order, of one unsigned number of 8 bytes,
+                                          little-endian, for each shard in the order of their names: of the shard's
+                                          first so many bytes those that this rank writes are there
+
+All ranks' bytes are there as far as the rank says that has come least far. The file is never synced. It is removed
+before the version gets its name, and what a crash leaves of it goes with its folder.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+import sys
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from struct import pack, unpack
 from threading import Event
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from refitd_client.contract.manifest import BLOCK, digest_of_block
+from refitd_client.contract.naming import STAGING_PROGRESS
 from refitd_client.errors import PublishError
+from refitd_client.files import durable
 from refitd_client.files.durable import Mapped, Mappings
-from refitd_client.files.plain_file import open_folder
+from refitd_client.files.plain_file import open_folder, open_plain
 from refitd_client.lanes import Lanes
-from refitd_client.sharded.holdings import Holding
+from refitd_client.sharded.holdings import Holding, gpu_of
 from refitd_client.sharded.layout import Claim
-from refitd_client.sharded.part_scanner import PartScanner
-from refitd_client.sharded.rank_group import RankTask
-from refitd_client.sharded.rank_progress import WriterProgress, open_progress, read_progress
-from refitd_client.sharded.reading import each_part, not_finite_here, published
-from refitd_client.sharded.slot_gpu import SlotGpu, gpu_of
-from refitd_client.sharded.slot_pieces import SlotPart, SlotPiece, blocks_of
-from refitd_client.sharded.slot_plan import Scans, SlotPlan, made_plan
+from refitd_client.sharded.orders import RankTask
+from refitd_client.sharded.parts import PartScanner, each_part, not_finite_here, published
+from refitd_client.sharded.slot_plan import Scans, SlotPart, SlotPiece, SlotPlan, blocks_of, made_plan
+from refitd_client.write import cuda
+from refitd_client.write.cuda import register
 from refitd_client.write.device_shards import MOST_UNMARKED, CopiesAhead
 from refitd_client.write.version_folder import open_recycled
+
+_NUMBER_BYTES = 8  # bytes
+
+
+def begin_progress(folder: Path, shards: int, ranks: int) -> Path:
+    """Make the file in the folder that the version is written in. It says that nothing is written.
+
+    Raises:
+        OSError: the file cannot be made.
+    """
+    path = folder / STAGING_PROGRESS
+    durable.write_file(path, bytes(ranks * shards * _NUMBER_BYTES))
+    return path
+
+
+class WriterProgress:
+    """One rank's row, as that rank says it. For one thread."""
+
+    def __init__(self, fd: int, names: Iterable[str], rank: int) -> None:
+        """Nothing is said yet.
+
+        Args:
+            fd: the open file.
+            names: of the shards.
+            rank: the row's number.
+        """
+        self._fd, shards = fd, sorted(names)
+        first = rank * len(shards)
+        self._place = {name: (first + number) * _NUMBER_BYTES for number, name in enumerate(shards)}
+        self._reached = dict.fromkeys(self._place, 0)
+
+    def reached(self, name: str, end: int) -> None:
+        """Say that of a shard's first `end` bytes those that this rank writes are there."""
+        if end > self._reached[name]:
+            self._reached[name] = end
+            durable.write_at(self._fd, pack("<Q", end), self._place[name])
+
+
+def open_progress(folder: int) -> int:
+    """A descriptor of the file in an open folder, for `read_progress` and `WriterProgress`.
+
+    Raises:
+        OSError: there is none, or it cannot be opened.
+    """
+    return open_plain(STAGING_PROGRESS, os.O_RDWR, within=folder)
+
+
+def read_progress(fd: int, count: int) -> tuple[int, ...]:
+    """The bytes that are there of each of `count` shards, in the order of their names."""
+    data = os.pread(fd, os.fstat(fd).st_size, 0)
+    numbers = unpack(f"<{len(data) // _NUMBER_BYTES}Q", data)
+    return tuple(min(numbers[shard::count]) for shard in range(count))
+
+
+class SlotGpu:
+    """The streams of one publication, for copies into the slot's pages and for scans beside. Copies have arrived, and
+    scans ended, when it is left. What is made for a copy, as a cast, is made and freed along the copies' stream: its
+    memory is used again only behind the copy.
+    """
+
+    def __init__(self, device: Any) -> None:
+        """`device` is the GPU. What its current stream computes is waited for."""
+        self._torch: Any = sys.modules["torch"]
+        self._device = device
+        self._is_by_address = cuda.has_driver()
+        self._streams = [self._torch.cuda.Stream(device) for _ in range(2)]
+        for stream in self._streams:
+            stream.wait_stream(self._torch.cuda.current_stream(device))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for stream in self._streams:
+            stream.synchronize()
+
+    @contextmanager
+    def copying(self) -> Generator[None]:
+        """The stream that copies go along, for this thread."""
+        with self._torch.cuda.device(self._device), self._torch.cuda.stream(self._streams[0]):
+            yield
+
+    @contextmanager
+    def scanning(self) -> Generator[None]:
+        """The stream that scans go along, for this thread."""
+        with self._torch.cuda.device(self._device), self._torch.cuda.stream(self._streams[1]):
+            yield
+
+    def copy(self, address: int, file: Mapped, piece: SlotPiece) -> None:
+        """Begin to copy a piece of a part. In `copying`.
+
+        Args:
+            address: of the part's first byte on the GPU. What was made along this stream may be freed when this
+                returns.
+            file: the file.
+            piece: which bytes of the part go where.
+        """
+        is_registered = file.register(partial(register, device=self._device))
+        strip, source = piece.strip, address + piece.at
+        if is_registered and self._is_by_address:
+            if strip.rows == 1:
+                cuda.copy("down", file.address + strip.begin, source, strip.width, self._streams[0])
+            else:
+                target = file.address + strip.begin
+                cuda.copy_rows_down(target, strip.pitch, source, strip.width, strip.rows, self._streams[0])
+            return
+        from refitd_client.fingerprint.device import bits_at
+
+        there = file.tensor if is_registered else self._torch.from_numpy(file.bytes)
+        data = bits_at(source, strip.nbytes, 1, self._device).view(self._torch.uint8).view(strip.rows, strip.width)
+        for row in range(strip.rows):
+            begin = strip.begin + row * strip.pitch
+            there[begin : begin + strip.width].copy_(data[row], non_blocking=is_registered)
+
+    def mark(self) -> Callable[[], None]:
+        """Return what waits until all copies that were begun have arrived."""
+        event = self._torch.cuda.Event(blocking=True)
+        event.record(self._streams[0])
+        arrived: Callable[[], None] = event.synchronize
+        return arrived
+
 
 _COPIED_LOOK_SECONDS = 0.001  # between two looks at how far all are: a bus brings 55 MB in it
 

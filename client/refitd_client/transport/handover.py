@@ -4,8 +4,8 @@
     complete   the tensors are the trainer's own again
     failed     the service is told that the version's files will never come
 
-Engines on the trainer's host open its memory. To ranks that the publication names the tensors are sent over a process
-group meanwhile (`transport.group`): each has received them before its engine is asked to load.
+Engines on the trainer's host open its memory. To ranks that the publication names the tensors are sent over process
+groups meanwhile (`transport.processes`): each has received them before its engine is asked to load.
 
 If the tensors cannot be handed over, that is a reason in the result and no error: the version reaches engines by its
 files then, a little later. The bytes are staged after the hand-over; of tensors that are sent as soon as all have
@@ -16,30 +16,30 @@ then on. Where its files fail, the next version is durable before it is announce
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
+from refitd_client.checkpoint.finite import NO_RULE, rule_of
 from refitd_client.contract.manifest import fitting_fingerprints
 from refitd_client.contract.naming import Order, version_folder, version_id
 from refitd_client.contract.states import Kind, WaitOutcome
 from refitd_client.contract.wire import Notice
 from refitd_client.errors import ServiceError
+from refitd_client.fingerprint import Scan
 from refitd_client.http.connection import Connection
 from refitd_client.http.publisher_client import open_client, root_name
-from refitd_client.transport.exported import Exported, HandoverState, ShardsOfRanks, TensorsHere, UnderWay
-from refitd_client.transport.group.child import TransferSent
-from refitd_client.transport.group.sending import (
-    SEND_SECONDS,
-    Destination,
-    NoTransferError,
-)
-from refitd_client.transport.ipc.device import DriverError
-from refitd_client.transport.ipc.offer_file import ExportedTensors, HandoverKeyRefusedError, read_secret
-from refitd_client.transport.ipc.shared import NotSharedError
-from refitd_client.write.content import Content, TensorShards
+from refitd_client.transport.child import TransferSent
+from refitd_client.transport.device import DriverError
+from refitd_client.transport.memory import LayoutCache, NotSharedError, PreparedOffer
+from refitd_client.transport.offer import GroupTransfer, Offer
+from refitd_client.transport.offer_file import ExportedTensors, HandoverKeyRefusedError, read_secret
+from refitd_client.transport.script import table_of_whole
+from refitd_client.transport.sending import SEND_SECONDS, Destination, NoTransferError, Sending, TensorSender
+from refitd_client.write.content import Content, TensorShards, Weights
 from refitd_client.write.plan import not_finite
 
 ANSWER_SECONDS = 20.0  # in which engines are to have answered
@@ -76,6 +76,116 @@ class Handed:
 
 class NotOfferedError(Exception):
     """Why there is no offer, as a sentence."""
+
+
+@dataclass(slots=True, kw_only=True)
+class HandoverState:
+    """What a publisher keeps from one hand-over to the next.
+
+    `due`: the files of the last one were not written. `since` counts the versions without files since one had some,
+    None before the first. `layouts` know where its tensors lie, `sender` sends them over process groups.
+    `reason` is what was logged last of why versions are not handed over.
+    """
+
+    sender: TensorSender
+    due: bool = False
+    reason: str | None = None
+    since: int | None = None
+    layouts: LayoutCache = field(default_factory=LayoutCache)
+
+    def close(self) -> None:
+        """End the process that sends."""
+        self.sender.close()
+
+
+class UnderWay(Protocol):
+    """A transfer that was begun."""
+
+    def is_sent(self) -> bool:
+        """Whether it has ended, so that it reads the tensors no more. Waits for that, until `answered` is called."""
+        ...
+
+    def answered(self) -> None:
+        """End the wait of `is_sent`, now or later: the engines have answered. For any thread."""
+        ...
+
+    def finish(self) -> TransferSent | NoTransferError:
+        """What has come of it, without waiting for receivers any more."""
+        ...
+
+
+class Exported(Protocol):
+    """The tensors of a version, on their way into an offer. Each method is called once, in this order."""
+
+    def scan(self) -> Mapping[str, Scan]:
+        """The fingerprints by name, in the version's order, and how many elements are not finite.
+
+        Raises:
+            NoTransferError, DriverError, NotSharedError: they cannot be exported.
+        """
+        ...
+
+    def offer(self, version: str, fingerprints: Sequence[int]) -> Offer:
+        """The offer, with the transfer where they are sent to ranks elsewhere. Raises as `scan`."""
+        ...
+
+    def send(self) -> UnderWay | None:
+        """Begin to send them, when the service was told; None where they are not sent."""
+        ...
+
+
+@runtime_checkable
+class ShardsOfRanks(Weights, Protocol):
+    """Weights of which each rank of a trainer has a part (`sharded/`)."""
+
+    def exported(self, destination: Destination | None) -> Exported:
+        """On their way to the receivers."""
+        ...
+
+    def scanned(self) -> Weights:
+        """The same, whose fingerprints are known, to be written."""
+        ...
+
+    def to_be_scanned(self) -> Weights:
+        """The same, to be written with fingerprints."""
+        ...
+
+
+class TensorsHere:
+    """Tensors that this process has whole (`Exported`)."""
+
+    def __init__(self, weights: TensorShards, destination: Destination | None, state: HandoverState) -> None:
+        self._weights, self._destination, self._state = weights, destination, state
+        self._prepared: PreparedOffer | None = None
+        self._transfer: GroupTransfer | None = None
+
+    def scan(self) -> Mapping[str, Scan]:
+        sources, state = self._weights.sources, self._state
+        if cast := next((source.entry.name for source in sources if not source.is_view), None):
+            raise NoTransferError(f"tensor {cast} would be exported as it lies, and is not published as it lies")
+        tensors: Mapping[str, Any] = {source.entry.name: source.tensor() for source in sources}
+        if self._destination is not None:
+            tensors = state.sender.sharable(tensors)
+        rules = [rule_of(source.entry.dtype) if self._weights.check_finite else NO_RULE for source in sources]
+        self._prepared = state.layouts.prepare(tensors, rules)
+        return dict(zip(tensors, self._prepared.scan(), strict=True))
+
+    def offer(self, version: str, fingerprints: Sequence[int]) -> Offer:
+        if self._prepared is None:
+            raise NoTransferError("the tensors were not scanned")
+        offer = self._prepared.offer(version, fingerprints)
+        if self._destination is None:
+            return offer
+        self._transfer = self._state.sender.open(self._destination, self._prepared.layout)
+        return replace(offer, transfer=self._transfer)
+
+    def send(self) -> Sending | None:
+        prepared, transfer = self._prepared, self._transfer
+        if prepared is None or transfer is None:
+            return None
+        sizes = [each.nbytes for each in prepared.layout.tensors]
+        table = table_of_whole(sizes)
+        return Sending(partial(self._state.sender.send, transfer, prepared.layout, table=table))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +283,7 @@ class TensorExport:
             handover.withdraw()
         return None if self._is_enough(handed) else stage(content), handed
 
-    def _exported(self, weights: "TensorShards | ShardsOfRanks") -> "Exported":
+    def _exported(self, weights: TensorShards | ShardsOfRanks) -> Exported:
         if isinstance(weights, TensorShards):
             return TensorsHere(weights, self.place.destination, self.state)
         return weights.exported(self.place.destination)
@@ -243,7 +353,7 @@ class Handover:
                 raise NotOfferedError(f"the service was not told: {error}") from error
             raise
         try:
-            self._sending = exported.send(target.root, f"{target.run}/{self._exported.path.name}")
+            self._sending = exported.send()
             self._lap("notice")
             if self._sending is not None:
                 threading.Thread(target=self._ask, name="refitd-answers", daemon=True).start()

@@ -30,7 +30,7 @@ import structlog
 from refitd.areal.assembly import BucketKey, BucketRefusedError, Kind, UpdateAssembly
 from refitd.areal.members import GroupMembers, MemberLostError, TrainerGroup
 from refitd.areal.updates import Updates
-from refitd_client.transport.ipc.shared import PREFIX, SHARED_MEMORY
+from refitd_client.transport.memory import PREFIX, SHARED_MEMORY
 
 JOIN_SECONDS = 120.0
 BUCKET_SECONDS = 120.0

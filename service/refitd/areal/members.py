@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from refitd_client.transport.group.child import (
+from refitd_client.transport.child import (
     ChildLostError,
     GroupChild,
     JoinGroup,
@@ -24,7 +24,7 @@ from refitd_client.transport.group.child import (
     Surroundings,
     TakeTensors,
 )
-from refitd_client.transport.group.sending import NCCL, QUIET
+from refitd_client.transport.sending import NCCL, QUIET
 
 MOST_RANKS = 128
 """Engine ranks of a group: each is a process."""

@@ -25,21 +25,22 @@ import torch
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.files.plain_file import open_plain
 from refitd_client.tensors import TORCH_NAMES
-from refitd_client.transport.ipc import exporter, offer_file
-from refitd_client.transport.ipc.device import DriverError
-from refitd_client.transport.ipc.exported_memory import ImportedMemory
-from refitd_client.transport.ipc.offer import Allocation as ExportedAllocation
-from refitd_client.transport.ipc.offer import (
+from refitd_client.transport import exporter, offer_file
+from refitd_client.transport.device import DriverError
+from refitd_client.transport.memory import ImportedMemory
+from refitd_client.transport.offer import Allocation as ExportedAllocation
+from refitd_client.transport.offer import (
     DevicePlace,
     HostPlace,
     Offer,
     OfferedTensor,
     OfferLayout,
     OfferRefusedError,
+    piece_name,
+    strips_of,
 )
-from refitd_client.transport.ipc.offer_file import ImportedTensors
-from refitd_client.transport.ipc.offered_parts import piece_name, strips_of
-from refitd_client.transport.shards.strips import Strip, common, strip
+from refitd_client.transport.offer_file import ImportedTensors
+from refitd_client.transport.schedule import Strip, common, strip
 from refitd_client.validation.validate import Structure
 from refitd_plugin.memory import driver
 from refitd_plugin.memory.driver import Registry

@@ -18,9 +18,9 @@ import xxhash
 from refitd_client.checkpoint.inventory import Inventory, Reference, Tensor, compare, inventory_of, listed, not_a_copy
 from refitd_client.checkpoint.strict_header import Header, TensorSpec
 from refitd_client.contract.naming import SERVICE_FOLDER, parse_version_folder, parse_version_id, version_folder
-from refitd_client.transport.ipc.device import uuid_of
-from refitd_client.transport.ipc.offer import HostPlace, Offer, OfferRefusedError
-from refitd_client.transport.ipc.offer_file import ImportedTensors
+from refitd_client.transport.device import uuid_of
+from refitd_client.transport.offer import HostPlace, Offer, OfferRefusedError
+from refitd_client.transport.offer_file import ImportedTensors
 from refitd_client.validation.validate import Structure
 from refitd_plugin.memory.copy_schedule import table_of
 from refitd_plugin.memory.imported import IpcHandleCache, LentPieces, OpenedMemory, cut_copies

@@ -12,7 +12,7 @@ from threading import Event
 from typing import Any, assert_never
 
 from refitd_client.checkpoint.inventory import Reference
-from refitd_client.transport.ipc.device import uuid_of
+from refitd_client.transport.device import uuid_of
 from refitd_client.validation.contents import ReadingStoppedError
 from refitd_client.validation.validate import Options
 from refitd_plugin.delta.changes import DeltaChanges, is_delta, most_memory, open_changes
@@ -262,7 +262,7 @@ class Preparing:
                 self.handle_cache.close()
                 self._received = needs
             offer = self.receiver.receive(place.root, offer, stop, needs)
-        elif announced.transfer is not None and announced.transfer.senders:
+        elif announced.transfer is not None and announced.transfer.senders > 1:
             raise SourceRefusedError("each rank of the trainer has a part of it, and none is sent to this rank")
         return open_offer(
             place, offer, self.inspector.known, self._loading, self.handle_cache, self._device, announced, sliced

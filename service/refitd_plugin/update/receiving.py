@@ -20,12 +20,12 @@ from typing import Any
 from refitd_client.checkpoint.header import BITS
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.files.durable import write_file
-from refitd_client.transport.group.child import ChildLostError, GroupChild, OrderFailed, Receive, Received
-from refitd_client.transport.group.sending import NCCL, QUIET, SEND_SECONDS
-from refitd_client.transport.ipc import exporter
-from refitd_client.transport.ipc.device import uuid_of
-from refitd_client.transport.shards.needs import FOLDER, PREFIX, RankNeeds, TensorNeeds, encode, path_of, whole
-from refitd_client.transport.shards.strips import Strip, joined, strip
+from refitd_client.transport import exporter
+from refitd_client.transport.child import ChildLostError, GroupChild, OrderFailed, Receive, Received
+from refitd_client.transport.device import uuid_of
+from refitd_client.transport.needs import FOLDER, PREFIX, RankNeeds, TensorNeeds, encode, path_of, whole
+from refitd_client.transport.schedule import Strip, joined, strip
+from refitd_client.transport.sending import NCCL, QUIET, SEND_SECONDS
 from refitd_client.validation.validate import Structure
 from refitd_plugin.memory.source import SourceRefusedError
 from refitd_plugin.update.plan import ReplayPlan

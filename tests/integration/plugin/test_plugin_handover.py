@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from refitd_client import PublishOptions, StorageError, WeightPublisher
 from refitd_client.contract.states import VersionState
-from refitd_client.transport.ipc.shared import SharedTensors
+from refitd_client.transport.memory import SharedTensors
 from refitd_client.write import version_folder as staging
 from support.exporting import fill, shared
 from support.jobs import TOKEN, Job, running, served_by

@@ -15,7 +15,7 @@ from refitd_client import PublishOptions, RankLostError, WeightPublisher
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.contract.naming import label_of
 from refitd_client.contract.states import EngineState, VersionState
-from refitd_client.transport.group import child
+from refitd_client.transport import child
 from support import published, rogue_sender
 from support.architectures import make
 from support.jobs import TOKEN, Job, running, served_at, served_by

@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from refitd_client.fingerprint import fingerprints
-from refitd_client.transport.ipc.exported_memory import ImportedMemory
-from refitd_client.transport.ipc.offer import Offer, OfferRefusedError, offer_with
-from refitd_client.transport.ipc.offer_file import ExportedTensors
-from refitd_client.transport.ipc.shared import SharedTensors
+from refitd_client.transport.memory import ImportedMemory, SharedTensors
+from refitd_client.transport.offer import Offer, OfferRefusedError, offer_with
+from refitd_client.transport.offer_file import ExportedTensors
 from support.exporting import offer_of
 
 SECRET = b"s" * 32
@@ -78,8 +77,8 @@ READER = """
 import sys
 from pathlib import Path
 import torch
-from refitd_client.transport.ipc.exported_memory import ImportedMemory
-from refitd_client.transport.ipc.offer_file import ImportedTensors
+from refitd_client.transport.memory import ImportedMemory
+from refitd_client.transport.offer_file import ImportedTensors
 found = ImportedTensors(Path(sys.argv[1]), b"s" * 32)
 found.hold()
 print(float(ImportedMemory().tensors(found.offer)["w"].float().sum()))

@@ -11,7 +11,7 @@ import pytest
 from refitd_client import PublishOptions, WeightPublisher
 from refitd_client.delta import DeltaRules, shadow
 from refitd_client.delta.device import DeviceShadow, StreamShadow
-from refitd_client.sharded import messages
+from refitd_client.sharded import rank_group
 from support import published
 from support.once import made_once
 from support.ranks import run_ranks
@@ -29,7 +29,7 @@ def _publish_all(rank: int, size: int, root: Path, names: list[str], kind: str =
     """Each case as a run of its own. With `kind` it is compared as on a GPU, and sent as what is large."""
     kinds: dict[str, Callable[..., Any]] = {"gpu": DeviceShadow, "stream": StreamShadow}
     if kind:
-        messages._LARGE = 1
+        rank_group._LARGE = 1
         shadow._shadow_for = lambda *_, parts, **__: kinds[kind](parts=parts)
     return {name: _published(CASES[name], rank, size, root, name) for name in names if CASES[name].ranks == size}
 

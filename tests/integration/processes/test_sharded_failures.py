@@ -27,7 +27,7 @@ from refitd_client import (
 from refitd_client.contract.naming import ShardLayout, layout_of, slot_name, slots_path
 from refitd_client.contract.states import WaitOutcome
 from refitd_client.files import durable
-from refitd_client.sharded.messages import RankMessages
+from refitd_client.sharded.rank_group import RankMessages
 from support import published, sharded_cases
 from support.once import made_once
 from support.ranks import attempted, run_ranks
@@ -483,7 +483,7 @@ def _fail_while_others_redistribute(rank: int, size: int, root: Path, failure: E
     from torch.distributed.tensor import Shard
 
     from refitd_client.sharded import follower as writing
-    from refitd_client.sharded.rank_reader import Reader
+    from refitd_client.sharded.follower import Reader
 
     state = sharded_cases.placed(Shard(1))(rank, size)
     place, name = (writing, "_open") if isinstance(failure, OSError) else (Reader, "read")

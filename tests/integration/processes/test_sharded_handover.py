@@ -12,10 +12,9 @@ import torch
 
 from refitd_client import PublishOptions, RankLostError, Sharded, WeightPublisher
 from refitd_client.contract.manifest import parse_manifest
-from refitd_client.sharded.rank_lender import RankLender
-from refitd_client.transport.ipc.offer import HostPlace
-from refitd_client.transport.ipc.offered_parts import piece_name
-from refitd_client.transport.ipc.shared import SHARED_MEMORY
+from refitd_client.sharded.rank_export import RankExport
+from refitd_client.transport.memory import SHARED_MEMORY
+from refitd_client.transport.offer import HostPlace, piece_name
 from support import published
 from support.exporting import shared
 from support.hubs import until
@@ -177,9 +176,9 @@ def test_a_rank_that_is_killed_before_the_engine_is_done_leaves_the_engine_what_
 
 def _fail_once(rank: int, size: int, root: Path, url: str) -> Any:
     """Rank 1 cannot lend, then says that it wants files alone; at last it does as rank 0 does. No files follow."""
-    model, told, lend = fsdp2_weights(1, size), list[Any](), RankLender.lend
+    model, told, lend = fsdp2_weights(1, size), list[Any](), RankExport.lend
 
-    def fail(lender: RankLender, *args: Any, **more: Any) -> Any:
+    def fail(lender: RankExport, *args: Any, **more: Any) -> Any:
         lend(lender, *args, **more)
         raise OSError("no locks available")
 
@@ -189,10 +188,10 @@ def _fail_once(rank: int, size: int, root: Path, url: str) -> Any:
         publisher.publish(model, step=1).wait(SECONDS)
         fill(model, 2)
         if rank == 1:
-            RankLender.lend = fail  # pyright: ignore[reportAttributeAccessIssue]
+            RankExport.lend = fail  # pyright: ignore[reportAttributeAccessIssue]
         failed = publisher.publish(model, step=2, transport="handover")
         failed.wait(SECONDS)
-        RankLender.lend = lend
+        RankExport.lend = lend
         told += [failed.handed, failed.committed().in_memory]
         mine = "disk" if rank else "handover"
         told.append(str(attempted(lambda: publisher.publish(model, step=3, transport=mine))))

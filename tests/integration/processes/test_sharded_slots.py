@@ -16,8 +16,8 @@ import pytest
 from refitd_client import InvalidWeightsError, PublishError, PublishOptions, RankLostError, WeightPublisher
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.sharded import rank_slot
-from refitd_client.sharded.messages import RankMessages
-from refitd_client.sharded.slot_gpu import SlotGpu
+from refitd_client.sharded.rank_group import RankMessages
+from refitd_client.sharded.rank_slot import SlotGpu
 from support import published, sharded_cases
 from support.handed_back import hand_back
 from support.host_gpu import driver_copies, trainer_gpu

@@ -13,9 +13,9 @@ import pytest
 from refitd_client import PublishError, PublishOptions, RankLostError, TransportRefusedError, WeightPublisher
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.sharded.follower import Follower
-from refitd_client.sharded.rank_sender import RankSender
-from refitd_client.transport.group.membership import WaitLimit, hear, join_store
-from refitd_client.transport.group.transfer import Ready, key
+from refitd_client.sharded.rank_export import RankExport
+from refitd_client.transport.membership import WaitLimit, hear, join_store
+from refitd_client.transport.script import Ready, key
 from support import published
 from support.forked import fork_server, forking_at
 from support.forked_group import forked_members
@@ -105,12 +105,12 @@ def test_what_cannot_work_is_refused_on_every_rank_with_the_reason_and_auto_take
     assert "no NCCL" in manifest.metadata["transport_why"]
 
 
-def _when_ready(sender: RankSender, order: Any, flag: Path, then: Callable[[], None]) -> None:
+def _when_ready(sender: RankExport, order: Any, flag: Path, then: Callable[[], None]) -> None:
     """Begin to send. On rank 1 `then` is done when its process waits for the others; rank 0 begins when that has ended.
 
     `flag` tells rank 0 the pid of that process.
     """
-    begin = RankSender.begin
+    begin = RankExport.begin
     if sender.rank == 0:
         while not (flag.exists() and _has_ended(int(flag.read_text()))):
             time.sleep(0.01)
@@ -120,7 +120,7 @@ def _when_ready(sender: RankSender, order: Any, flag: Path, then: Callable[[], N
     waiting, transfer = WaitLimit(SECONDS, lambda: False), order.transfer
     store = join_store(transfer.host, transfer.port, waiting)
     hear(store, key(transfer.name, "ready", "sender 1"), Ready, waiting)
-    child = sender.process._child
+    child = sender.sender._child
     assert child is not None
     flag.with_suffix(".new").write_text(f"{child.pid}")
     flag.with_suffix(".new").rename(flag)
@@ -142,13 +142,13 @@ def _lose_a_sender(rank: int, size: int, root: Path, url: str, flag: Path, steps
     """The first step by files; in the second rank 1's sender is killed; the third is as it should be."""
     model, told = fsdp2_weights(steps[0], size), list[Any]()
 
-    def kill(sender: RankSender) -> None:
-        child = sender.process._child
+    def kill(sender: RankExport) -> None:
+        child = sender.sender._child
         assert child is not None
         assert child.pid is not None
         os.kill(child.pid, signal.SIGKILL)
 
-    class Losing(RankSender):
+    class Losing(RankExport):
         def begin(self, order: Any) -> None:
             _when_ready(self, order, flag, lambda: kill(self))
 
@@ -156,7 +156,7 @@ def _lose_a_sender(rank: int, size: int, root: Path, url: str, flag: Path, steps
         publisher.publish(model, step=steps[0]).wait(SECONDS)
         for step in steps[1:]:
             fill(model, step)
-            in_rank(publisher)._follower.sender.__class__ = Losing if step == steps[1] else RankSender
+            in_rank(publisher)._follower.export.__class__ = Losing if step == steps[1] else RankExport
             publication = publisher.publish(model, step=step, transport="gloo")
             told.append(publication.handed)
             publication.wait(SECONDS)
@@ -183,7 +183,7 @@ def _lose_a_rank(rank: int, size: int, root: Path, url: str, flag: Path, when: s
     """Rank 1 is killed while all wait for one another, or when engines have the version and its files are written."""
     model = fsdp2_weights(steps[0], size)
 
-    class Dying(RankSender):
+    class Dying(RankExport):
         def begin(self, order: Any) -> None:
             _when_ready(self, order, flag, _die)
 
@@ -191,7 +191,7 @@ def _lose_a_rank(rank: int, size: int, root: Path, url: str, flag: Path, when: s
     publisher.publish(model, step=steps[0]).wait(SECONDS)
     fill(model, steps[1])
     if when == "sending":
-        in_rank(publisher)._follower.sender.__class__ = Dying
+        in_rank(publisher)._follower.export.__class__ = Dying
     elif rank == 1:
         Follower._write = lambda *_: _die()  # pyright: ignore[reportAttributeAccessIssue]
     error = attempted(lambda: publisher.publish(model, step=steps[1], transport="gloo"))

@@ -29,7 +29,7 @@ from refitd.engine.vllm.contents import (
 )
 from refitd.engine.vllm.info import read_label, read_release, read_server_info
 from refitd_client.contract.plugin import MAX_LINE, Answer, Handshake, PluginRequest, UpdateOutcome
-from refitd_client.transport.ipc.offer import (
+from refitd_client.transport.offer import (
     DevicePlace,
     HostPlace,
     Offer,

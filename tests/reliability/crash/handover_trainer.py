@@ -5,8 +5,8 @@ and says whether it has them then. Told `overwrite`, it does its next step witho
 import sys
 from pathlib import Path
 
-from refitd_client.transport.ipc import exporter
-from refitd_client.transport.ipc.offer_file import ExportedTensors, read_secret
+from refitd_client.transport import exporter
+from refitd_client.transport.offer_file import ExportedTensors, read_secret
 from support.exporting import offer_of, shared
 from support.mini_sglang import tiny_weights
 

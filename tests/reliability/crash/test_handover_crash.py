@@ -16,8 +16,8 @@ from refitd_client.contract.plugin import Receiver, Receivers
 from refitd_client.contract.states import VersionState
 from refitd_client.http.publisher_client import ReceiversQuery
 from refitd_client.transport import handover
-from refitd_client.transport.ipc.offer_file import make_secret
-from refitd_client.transport.ipc.shared import boot_id, host_name
+from refitd_client.transport.memory import boot_id, host_name
+from refitd_client.transport.offer_file import make_secret
 from support.exporting import shared
 from support.forked import Forked
 from support.mini_sglang import tiny_weights

@@ -14,39 +14,34 @@ from pathlib import Path
 import pytest
 import torch
 
+from refitd_client.checkpoint.finite import NO_RULE
 from refitd_client.fingerprint import fingerprints
-from refitd_client.transport.group.child import (
+from refitd_client.transport import exporter, sending
+from refitd_client.transport.child import (
     ChildLostError,
     GroupChild,
     OrderFailed,
     Receive,
     Received,
     Reply,
-    SendShard,
+    Send,
     TransferSent,
 )
-from refitd_client.transport.group.membership import TransferError, WaitLimit, hear, join_store
-from refitd_client.transport.group.sending import QUIET, Destination, NoTransferError
-from refitd_client.transport.group.transfer import Backend, Ready, key
-from refitd_client.transport.ipc import exporter
-from refitd_client.transport.ipc.exported_memory import ImportedMemory
-from refitd_client.transport.ipc.offer import (
+from refitd_client.transport.membership import FlatMemory, LaneMember, TransferError, WaitLimit, hear, join_store
+from refitd_client.transport.memory import PREFIX, SHARED_MEMORY, ImportedMemory, LayoutCache, boot_id, host_name
+from refitd_client.transport.needs import PackedPlaces
+from refitd_client.transport.offer import (
     GroupTransfer,
     HostPlace,
     OfferedTensor,
     OfferLayout,
     offer_with,
 )
-from refitd_client.transport.ipc.offer_file import ExportedTensors, ImportedTensors, make_secret, read_secret
-from refitd_client.transport.ipc.shared import PREFIX, SHARED_MEMORY, boot_id, host_name
-from refitd_client.transport.shards import sending
-from refitd_client.transport.shards.lanes import LaneMember
-from refitd_client.transport.shards.packing import PackedPlaces
-from refitd_client.transport.shards.schedule import HeldStrip
-from refitd_client.transport.shards.script import MemberScript, ShardTable, held_numbers
-from refitd_client.transport.shards.sender import ShardSending
-from refitd_client.transport.shards.sending import ShardSender
-from refitd_client.transport.shards.strips import strip
+from refitd_client.transport.offer_file import ExportedTensors, ImportedTensors, make_secret, read_secret
+from refitd_client.transport.processes import SenderProcess
+from refitd_client.transport.schedule import HeldStrip, strip
+from refitd_client.transport.script import Backend, MemberScript, Ready, ShardTable, held_numbers, key
+from refitd_client.transport.sending import QUIET, Destination, NoTransferError, TensorSender
 from support.forked_group import forked_members
 
 pytestmark = pytest.mark.timeout(600)
@@ -94,7 +89,7 @@ class Shards:
     """A trainer of two ranks and two receivers on one root. Their processes may have served another root before."""
 
     root: Path
-    senders: list[ShardSender]
+    senders: list[TensorSender]
     receivers: dict[str, GroupChild]
     pool: ThreadPoolExecutor
     stop: threading.Event = field(default_factory=threading.Event)
@@ -114,7 +109,7 @@ class Shards:
 
     def offer(self, step: int, names: tuple[str, ...] = NAMES) -> tuple[ExportedTensors, GroupTransfer]:
         to = Destination(backend="gloo", receivers=names, service_host="127.0.0.1")
-        transfer = self.senders[0].open(to, SENDERS)
+        transfer = self.senders[0].open(to, self.layout(0), SENDERS)
         tensors = tuple(
             OfferedTensor(name, DTYPES[dtype], shape, HostPlace(os.devnull, 0))
             for name, (dtype, shape) in SHAPES.items()
@@ -126,7 +121,12 @@ class Shards:
 
     def send(self, number: int, transfer: GroupTransfer) -> Future[TransferSent]:
         plan = None if number else table()[0]
-        return self.pool.submit(self.senders[number].send, transfer, number, plan, self.stop)
+        send = self.senders[number].send
+        return self.pool.submit(send, transfer, self.layout(number), self.stop, number=number, table=plan)
+
+    def layout(self, number: int) -> OfferLayout:
+        """Where what a sender has lies."""
+        return LayoutCache().prepare({"flat": self.senders[number]._memory}, [NO_RULE]).layout
 
     def receive(self, name: str, exported: ExportedTensors, within: float = SECONDS) -> Future[Reply]:
         folder = self.root / ".refitd" / "receivers" / name
@@ -173,13 +173,13 @@ class Shards:
         os.kill(child.pid, signal.SIGKILL)
 
 
-Processes = tuple[list[ShardSender], dict[str, GroupChild], ThreadPoolExecutor]
+Processes = tuple[list[TensorSender], dict[str, GroupChild], ThreadPoolExecutor]
 
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[Processes]:
     """What a test has killed begins again in the next; beginning all of them for each test would take minutes."""
-    senders = [ShardSender(f"test{os.getpid()}-{number}") for number in range(SENDERS)]
+    senders = [TensorSender(Path(f"/test{os.getpid()}"), f"{number}") for number in range(SENDERS)]
     receivers = dict[str, GroupChild]()
     with forked_members(), ThreadPoolExecutor(8) as pool:
         yield senders, receivers, pool
@@ -320,7 +320,7 @@ class BreakingOff(LaneMember):
 
     def run(
         self,
-        memory: torch.Tensor,
+        memory: FlatMemory,
         backend: Backend,
         waiting: WaitLimit,
         *,
@@ -339,13 +339,11 @@ def test_a_sender_that_breaks_off_in_the_middle_ends_the_transfer_on_all_and_no_
     with exported:
         receiving = [shards.receive(name, exported) for name in NAMES]
         first = shards.send(0, transfer)
-        rogue = ShardSending()
+        rogue = SenderProcess()
         rogue._member = BreakingOff()
-        order = SendShard(
-            transfer=transfer, number=1, layout=shards.senders[1]._layout(), table="", within=SECONDS, join=SECONDS
-        )
+        order = Send(transfer=transfer, number=1, layout=shards.layout(1), table=None, within=SECONDS, join=SECONDS)
         with pytest.raises(TransferError, match="it breaks off"):
-            shards.pool.submit(rogue.send, order, None, lambda: False).result(SECONDS)
+            shards.pool.submit(rogue.send, order, lambda: False).result(SECONDS)
         assert all("broadcast has failed" in refused(one) for one in receiving)
         first.exception(SECONDS)
     shards.goes(3)

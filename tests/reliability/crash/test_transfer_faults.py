@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from refitd_client.checkpoint.finite import NO_RULE
-from refitd_client.transport.group import sending
-from refitd_client.transport.group.child import (
+from refitd_client.transport import exporter, sending
+from refitd_client.transport.child import (
     ChildLostError,
     GroupChild,
     OrderFailed,
@@ -27,7 +27,7 @@ from refitd_client.transport.group.child import (
     Reply,
     TransferSent,
 )
-from refitd_client.transport.group.membership import (
+from refitd_client.transport.membership import (
     BroadcastGroup,
     TransferError,
     WaitLimit,
@@ -36,13 +36,23 @@ from refitd_client.transport.group.membership import (
     open_store,
     say,
 )
-from refitd_client.transport.group.sending import QUIET, Destination, GroupSender, NoTransferError
-from refitd_client.transport.group.transfer import SENDER, Done, Go, Ready, key
-from refitd_client.transport.ipc import exporter
-from refitd_client.transport.ipc.exported_memory import ImportedMemory, LayoutCache
-from refitd_client.transport.ipc.offer import GroupTransfer
-from refitd_client.transport.ipc.offer_file import ExportedTensors, ImportedTensors, make_secret, read_secret
-from refitd_client.transport.ipc.shared import PREFIX, SHARED_MEMORY
+from refitd_client.transport.memory import PREFIX, SHARED_MEMORY, ImportedMemory, LayoutCache, PreparedOffer
+from refitd_client.transport.offer import GroupTransfer, side_by_side
+from refitd_client.transport.offer_file import ExportedTensors, ImportedTensors, make_secret, read_secret
+from refitd_client.transport.schedule import everything, schedule
+from refitd_client.transport.script import (
+    BLOCK_BYTES,
+    MOST_LANES,
+    SENDER,
+    Done,
+    Go,
+    Ready,
+    key,
+    script_of,
+    table_of_whole,
+)
+from refitd_client.transport.sending import QUIET, Destination, NoTransferError, TensorSender
+from support.broadcasting import broadcast
 from support.forked_group import forked_members
 
 pytestmark = pytest.mark.timeout(300)
@@ -65,22 +75,25 @@ class Transfers:
     """A trainer and two receivers on one root. Their processes may have served another root before."""
 
     root: Path
-    sender: GroupSender
+    sender: TensorSender
     receivers: dict[str, GroupChild]
     pool: ThreadPoolExecutor
     layouts: LayoutCache = field(default_factory=LayoutCache)
+    prepared: PreparedOffer | None = None
+    transfer: GroupTransfer | None = None
 
     def offer(self, step: int, names: tuple[str, ...] = NAMES, at: tuple[str, int] | None = None) -> ExportedTensors:
         """Offer the weights of a step; `at` is another sender's store."""
         tensors = self.sender.sharable(weights(step))
-        prepared = self.layouts.prepare(tensors, [NO_RULE] * len(tensors))
-        found = [each.fingerprint for each in prepared.scan()]
-        transfer = (
-            self.sender.begin(Destination(backend="gloo", receivers=names, service_host="127.0.0.1"), tensors)
+        self.prepared = self.layouts.prepare(tensors, [NO_RULE] * len(tensors))
+        found = [each.fingerprint for each in self.prepared.scan()]
+        to = Destination(backend="gloo", receivers=names, service_host="127.0.0.1")
+        self.transfer = transfer = (
+            self.sender.open(to, self.prepared.layout)
             if at is None
             else GroupTransfer(name=secrets.token_hex(4), backend="gloo", host=at[0], port=at[1], receivers=names)
         )
-        offer = replace(prepared.offer(f"run~v{step:06d}", found), transfer=transfer)
+        offer = replace(self.prepared.offer(f"run~v{step:06d}", found), transfer=transfer)
         return ExportedTensors(self.root / "run", offer, read_secret(self.root))
 
     def receive(self, name: str, exported: ExportedTensors, within: float = SECONDS) -> Future[Reply]:
@@ -98,8 +111,11 @@ class Transfers:
         )
         return self.pool.submit(child.ask, order, within)
 
-    def send(self, exported: ExportedTensors) -> TransferSent:
-        return self.sender.send(self.root, f"run/{exported.path.name}", threading.Event())
+    def send(self) -> TransferSent:
+        """Send what was offered last."""
+        assert self.prepared is not None
+        assert self.transfer is not None
+        return self.sender.send(self.transfer, self.prepared.layout, threading.Event(), table=TABLE)
 
     def says_that_it_is_ready(self, name: str, exported: ExportedTensors) -> None:
         """Wait until a receiver waits for the sender's word."""
@@ -114,7 +130,7 @@ class Transfers:
         """A whole transfer, after which all receivers have exactly the weights of the step."""
         with self.offer(step, names) as exported:
             under_way = [self.receive(name, exported) for name in names]
-            assert self.send(exported).refused == dict.fromkeys(names, "")
+            assert self.send().refused == dict.fromkeys(names, "")
             for name, one in zip(names, under_way, strict=True):
                 self.holds(name, one.result(SECONDS), step)
 
@@ -130,9 +146,9 @@ class Transfers:
 
 
 @pytest.fixture(scope="module")
-def processes() -> Iterator[tuple[GroupSender, dict[str, GroupChild], ThreadPoolExecutor]]:
+def processes() -> Iterator[tuple[TensorSender, dict[str, GroupChild], ThreadPoolExecutor]]:
     """What a test has killed begins again in the next; beginning all of them for each test would take minutes."""
-    sender, receivers = GroupSender(), dict[str, GroupChild]()
+    sender, receivers = TensorSender(Path(f"/test{os.getpid()}"), "process"), dict[str, GroupChild]()
     with forked_members(), ThreadPoolExecutor(8) as pool:
         yield sender, receivers, pool
         for child in receivers.values():
@@ -145,7 +161,7 @@ def processes() -> Iterator[tuple[GroupSender, dict[str, GroupChild], ThreadPool
 
 @pytest.fixture
 def transfers(
-    processes: tuple[GroupSender, dict[str, GroupChild], ThreadPoolExecutor], tmp_path: Path
+    processes: tuple[TensorSender, dict[str, GroupChild], ThreadPoolExecutor], tmp_path: Path
 ) -> Iterator[Transfers]:
     (tmp_path / ".refitd").mkdir()
     (tmp_path / "run").mkdir()
@@ -203,7 +219,7 @@ def test_a_receiver_that_is_killed_when_it_was_ready_ends_this_transfer_and_no_o
         assert isinstance(lost.exception(SECONDS), ChildLostError)
         first = transfers.receive(A, exported)
         with pytest.raises(NoTransferError):
-            transfers.send(exported)
+            transfers.send()
         # It had said that it was ready, so that the group is not made, or is broken in the broadcast; a sender that
         # hangs in either is ended at its deadline, and its store with it.
         assert any(part in reason(first) for part in ("broadcast has failed", "was not made", "store is gone"))
@@ -220,7 +236,7 @@ def test_a_sender_that_is_killed_leaves_receivers_that_refuse_and_the_next_one_s
         os.kill(child.pid, signal.SIGKILL)
         assert all("store" in reason(one) for one in under_way)
         with pytest.raises(NoTransferError, match=r"has ended|cannot be used"):
-            transfers.send(exported)
+            transfers.send()
     transfers.goes(3)
 
 
@@ -241,23 +257,26 @@ class Rogue:
         return "127.0.0.1", self.port
 
     def gather(self, exported: ExportedTensors, root: Path) -> tuple[BroadcastGroup, GroupTransfer, WaitLimit]:
-        """Make a group with receiver `a`."""
+        """Make a lane with receiver `a`."""
         imported = ImportedTensors(exported.path, read_secret(root))
         transfer = imported.offer.transfer
         imported.close()
         assert transfer is not None
         waiting = WaitLimit(SECONDS, lambda: False)
         hear(self.store, key(transfer.name, "ready", A), Ready, waiting)
-        say(self.store, key(transfer.name, "go"), go := Go(group=1, ranks={A: 1}))
-        return BroadcastGroup("gloo", self.store, go, SENDER, "127.0.0.1", waiting), transfer, waiting
+        plan = schedule(TABLE.strips(), side_by_side(TABLE.sizes)[0], {A: everything(TABLE.sizes)}, BLOCK_BYTES["gloo"])
+        say(self.store, key("lanes 1", "script", A), script_of(plan, A))
+        say(self.store, key(transfer.name, "go"), Go(group=1, receivers=(A,)))
+        return BroadcastGroup("gloo", self.store, MOST_LANES, SENDER, 2, "127.0.0.1", 1, waiting), transfer, waiting
+
+
+TABLE = table_of_whole([tensor.nbytes for tensor in weights(0).values()])
 
 
 def blocks(step: int) -> list[torch.Tensor]:
     """What an honest sender sends."""
-    flat = torch.zeros(40 * 2**20 + 64, dtype=torch.uint8)
-    flat[: 40 * 2**20] = weights(step)["large"].view(torch.uint8)
-    flat[40 * 2**20 : 40 * 2**20 + 12] = weights(step)["odd"].view(torch.uint8)
-    return [flat[: 32 * 2**20], flat[32 * 2**20 :]]
+    large, odd = (tensor.view(torch.uint8).clone() for tensor in weights(step).values())
+    return [*large.split(BLOCK_BYTES["gloo"]), odd]
 
 
 def other_bytes(sent: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -271,7 +290,7 @@ def test_an_honest_rogue_is_believed(transfers: Transfers) -> None:
     with transfers.offer(1, (A,), rogue.at) as exported:
         one = transfers.receive(A, exported)
         group, transfer, waiting = rogue.gather(exported, transfers.root)
-        group.broadcast(blocks(1), waiting)
+        broadcast(group, blocks(1), waiting)
         assert hear(rogue.store, key(transfer.name, "done", A), Done, waiting) == Done()
         transfers.holds(A, one.result(SECONDS), 1)
 
@@ -288,7 +307,7 @@ def test_bytes_that_were_not_announced_are_refused(
     with transfers.offer(1, (A,), rogue.at) as exported:
         one = transfers.receive(A, exported)
         group, transfer, waiting = rogue.gather(exported, transfers.root)
-        group.broadcast(changed(blocks(1)), waiting)
+        broadcast(group, changed(blocks(1)), waiting)
         assert (
             "not what the trainer announced" in hear(rogue.store, key(transfer.name, "done", A), Done, waiting).refused
         )
@@ -302,7 +321,7 @@ def test_a_sender_that_breaks_off_is_refused(transfers: Transfers, sent: int) ->
     with transfers.offer(1, (A,), rogue.at) as exported:
         one = transfers.receive(A, exported)
         group, _, waiting = rogue.gather(exported, transfers.root)
-        group.broadcast(blocks(1)[:sent], waiting)
+        broadcast(group, blocks(1)[:sent], waiting)
         group.close()
         assert "a broadcast has failed" in reason(one)
     transfers.goes(2)
@@ -315,7 +334,7 @@ def test_a_sender_that_sends_too_little_in_a_block_is_refused(transfers: Transfe
         one = transfers.receive(A, exported)
         group, _, waiting = rogue.gather(exported, transfers.root)
         with suppress(TransferError):
-            group.broadcast([block[:100] for block in blocks(7)], waiting)
+            broadcast(group, [block[:100] for block in blocks(7)], waiting)
         group.close()
         assert "broadcast has failed" in reason(one) or "not what the trainer announced" in reason(one)
     transfers.goes(2)
@@ -338,7 +357,7 @@ def test_a_receiver_that_is_late_is_left_out_and_told_so(transfers: Transfers) -
         first = transfers.receive(A, exported)
         group, transfer, waiting = rogue.gather(exported, transfers.root)
         late = transfers.receive(B, exported)
-        group.broadcast(blocks(2), waiting)
+        broadcast(group, blocks(2), waiting)
         transfers.holds(A, first.result(SECONDS), 2)
         assert "begun without this rank" in reason(late)
         assert hear(rogue.store, key(transfer.name, "done", A), Done, waiting) == Done()

@@ -320,7 +320,7 @@ MUTANTS = [
     ),
     Mutant(
         "says of ranks that all are as far as the one that has come furthest",
-        "client/refitd_client/sharded/rank_progress.py",
+        "client/refitd_client/sharded/rank_slot.py",
         "tuple(min(numbers[shard::count])",
         "tuple(max(numbers[shard::count])",
         "tests/unit/sharded/test_rank_progress.py",

@@ -6,7 +6,7 @@ import pytest
 
 from refitd.areal.assembly import BucketKey, BucketRefusedError, UpdateAssembly, bucket_key
 from refitd.areal.members import TrainerGroup, hinders_group
-from refitd_client.transport.group.child import Surroundings
+from refitd_client.transport.child import Surroundings
 
 ONE, TWO = "http://one", "http://two"
 

@@ -18,7 +18,7 @@ from refitd_client.contract.plugin import (
     is_socket_name,
     socket_name,
 )
-from refitd_client.transport.ipc import exporter, offer_file
+from refitd_client.transport import exporter, offer_file
 from refitd_plugin.rank_plugin import RequestHandler
 from support.tiny_rank import Rank, version
 

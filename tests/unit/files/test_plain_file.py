@@ -15,7 +15,7 @@ from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.files.plain_file import NotPlainError, open_folder, open_plain, read_plain
 from refitd_client.http.publisher_client import root_name
 from refitd_client.publish.run_folder import RECORD_NAME, newest_in
-from refitd_client.transport.ipc import exporter, offer_file
+from refitd_client.transport import exporter, offer_file
 
 REPOSITORY = Path(__file__).parents[3]
 PACKAGES = [
@@ -29,7 +29,7 @@ MAY_OPEN = {
     "client/refitd_client/files/plain_file.py": "it is the one place",
     "client/refitd_client/files/durable.py": "it makes files (O_EXCL: it opens none that is there), and syncs folders",
     "client/refitd_client/http/connection.py": "a file of tokens, certificates and keys, which the user names",
-    "client/refitd_client/transport/ipc/shared.py": "/proc",
+    "client/refitd_client/transport/memory.py": "/proc",
     "service/refitd_plan/model.py": "a model's config, which the user names",
     "service/refitd/diagnose/root.py": "a file in a folder that it has just made",
     "service/refitd/engine/registry.py": "the engines file, which the operator names",

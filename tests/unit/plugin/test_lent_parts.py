@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from refitd_client.contract.plugin import UpdateOutcome
-from refitd_client.sharded.agreement import AgreedLayout
-from refitd_client.sharded.layout import Box, Claim, Split, boxes_of, lay_out, runs
-from refitd_client.sharded.lend_orders import LentPart
-from refitd_client.sharded.lending import offered_layout
-from refitd_client.transport.ipc import exporter
-from refitd_client.transport.ipc.offer import (
+from refitd_client.sharded.layout import AgreedLayout, Box, Claim, Split, boxes_of, lay_out, runs
+from refitd_client.sharded.orders import LentPart
+from refitd_client.sharded.shared_export import offered_layout
+from refitd_client.transport import exporter
+from refitd_client.transport.offer import (
     FORMAT,
     FORMAT_OF_RANKS,
     HostPlace,
@@ -26,13 +25,14 @@ from refitd_client.transport.ipc.offer import (
     OfferedTensor,
     OfferLayout,
     OfferRefusedError,
+    fault_of_parts,
     offer_with,
+    piece_name,
     seal,
     unseal,
 )
-from refitd_client.transport.ipc.offer_file import ExportedTensors, make_secret, read_secret
-from refitd_client.transport.ipc.offered_parts import fault_of_parts, piece_name
-from refitd_client.transport.shards.strips import Strip, joined
+from refitd_client.transport.offer_file import ExportedTensors, make_secret, read_secret
+from refitd_client.transport.schedule import Strip, joined
 from refitd_plugin.memory.imported import copies_together, cut_copies
 from refitd_plugin.update.recorder import PlanCopy
 from support.exporting import fill, shared
@@ -297,7 +297,7 @@ def test_when_a_rank_leaves_the_publication_nothing_is_taken_that_was_offered_be
     with ExportedTensors(root / "run", offer, read_secret(root)) as exported:
         path = root / "run" / "v000005"
         rank.engine.prepare(str(path), offer=f"run/{exported.path.name}")
-        lenders[1].lender.end()
+        lenders[1].export.end()
         lenders[1].lend(agreed)
         assert rank.answer(path).outcome is UpdateOutcome.REFUSED
         assert rank.holds(0)

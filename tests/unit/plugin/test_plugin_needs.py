@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refitd_client.transport.shards.needs import NeedsRefusedError, encode, path_of, read_needs
-from refitd_client.transport.shards.strips import Strip
+from refitd_client.transport.needs import NeedsRefusedError, encode, path_of, read_needs
+from refitd_client.transport.schedule import Strip
 from refitd_plugin.update.receiving import AnnouncedNeeds, needs_of, sizes_of, strips_of
 from support.mini_sglang import TinyModel, expected, tiny_weights, values
 from support.tiny_rank import Rank, version

@@ -16,11 +16,10 @@ from safetensors.torch import save_file
 
 from refitd_client.checkpoint.finite import NO_RULE
 from refitd_client.contract.plugin import UpdateOutcome, answers_in
-from refitd_client.transport.ipc import exporter
-from refitd_client.transport.ipc.exported_memory import ImportedMemory, LayoutCache
-from refitd_client.transport.ipc.offer import DevicePlace, OfferedTensor, OfferLayout, offer_with
-from refitd_client.transport.ipc.offer_file import ExportedTensors, make_secret, read_secret
-from refitd_client.transport.ipc.shared import SharedTensors
+from refitd_client.transport import exporter
+from refitd_client.transport.memory import ImportedMemory, LayoutCache, SharedTensors
+from refitd_client.transport.offer import DevicePlace, OfferedTensor, OfferLayout, offer_with
+from refitd_client.transport.offer_file import ExportedTensors, make_secret, read_secret
 from refitd_plugin.memory import offered
 from refitd_plugin.memory.imported import IpcHandleCache, OpenedMemory
 from refitd_plugin.memory.offered import OfferedMemory, OfferedVersion, memory_of, structure_of

@@ -11,10 +11,10 @@ from safetensors.torch import save_file
 
 from refitd_client.contract.plugin import UpdateOutcome
 from refitd_client.fingerprint import fingerprints
-from refitd_client.transport.ipc import exporter
-from refitd_client.transport.ipc.offer import GroupTransfer
-from refitd_client.transport.ipc.offer_file import ExportedTensors, make_secret, read_secret
-from refitd_client.transport.shards.needs import read_needs
+from refitd_client.transport import exporter
+from refitd_client.transport.needs import read_needs
+from refitd_client.transport.offer import GroupTransfer
+from refitd_client.transport.offer_file import ExportedTensors, make_secret, read_secret
 from refitd_plugin.memory.source import SourceRefusedError
 from support.exporting import offer_of, shared
 from support.mini_sglang import tiny_weights

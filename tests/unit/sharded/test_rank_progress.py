@@ -7,7 +7,7 @@ import pytest
 
 from refitd_client.contract.naming import STAGING_PROGRESS
 from refitd_client.files.plain_file import NotPlainError, open_folder
-from refitd_client.sharded.rank_progress import WriterProgress, begin_progress, open_progress, read_progress
+from refitd_client.sharded.rank_slot import WriterProgress, begin_progress, open_progress, read_progress
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from refitd_client.errors import InvalidWeightsError
 from refitd_client.fingerprint import fingerprint
 from refitd_client.fingerprint import host as shifts
 from refitd_client.fingerprint.host import shifts_of
-from refitd_client.sharded.compared import IndexMap, compared_parts, join
 from refitd_client.sharded.layout import Box, Claim, lay_out, whole_box
-from refitd_client.sharded.messages import message_of, parts_of
-from refitd_client.sharded.shadow_orders import PackedChanges
+from refitd_client.sharded.orders import PackedChanges
+from refitd_client.sharded.rank_group import message_of, parts_of
+from refitd_client.sharded.rank_shadow import IndexMap, compared_parts, join
 
 BOXES = [
     ((), (), ()),

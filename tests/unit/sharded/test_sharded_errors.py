@@ -2,7 +2,8 @@
 
 import pytest
 
-from refitd_client.sharded.rank_errors import ranks_named, reason_of
+from refitd_client.sharded.layout import ranks_named
+from refitd_client.sharded.rank_group import reason_of
 
 ADVICE = (
     "This is typically caused by a remote worker crashing. Check the logs of the remote worker before reporting an "

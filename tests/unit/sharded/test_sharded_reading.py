@@ -7,8 +7,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from refitd_client.sharded.rank_reader import PIECE_BYTES, Reader
-from refitd_client.sharded.reading import not_finite_here
+from refitd_client.sharded.follower import PIECE_BYTES, Reader
+from refitd_client.sharded.parts import not_finite_here
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from refitd_client.contract.manifest import BLOCK, blocks
 from refitd_client.sharded.layout import Box, Claim, ShardedLayout, lay_out
 from refitd_client.sharded.parts import sent_parts
-from refitd_client.sharded.slot_pieces import blocks_of, digests_of_files, in_order_of_files, slot_parts
+from refitd_client.sharded.slot_plan import blocks_of, digests_of_files, in_order_of_files, slot_parts
 
 
 @st.composite

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from refitd_client.transport.ipc import device
-from refitd_client.transport.ipc.device import DeviceMemory, DriverError
+from refitd_client.transport import device
+from refitd_client.transport.device import DeviceMemory, DriverError
 
 BASE, SIZE = 0x7000_0000, 4096
 LENT = (b"h" * 64, 3)
@@ -74,7 +74,7 @@ def test_an_allocation_whose_size_the_driver_does_not_say_is_opened_all_the_same
 
 
 def test_an_offer_s_ends_are_those_of_its_tensors() -> None:
-    from refitd_client.transport.ipc.offer import DevicePlace, OfferedTensor, OfferLayout
+    from refitd_client.transport.offer import DevicePlace, OfferedTensor, OfferLayout
     from refitd_plugin.memory.imported import OpenedMemory
 
     other = b"i" * 64

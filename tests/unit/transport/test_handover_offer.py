@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refitd_client.transport.ipc.offer import (
+from refitd_client.transport.offer import (
     DevicePlace,
     HostPlace,
     Offer,
@@ -25,7 +25,7 @@ from refitd_client.transport.ipc.offer import (
     seal,
     unseal,
 )
-from refitd_client.transport.ipc.offer_file import (
+from refitd_client.transport.offer_file import (
     ExportedTensors,
     HandoverKeyRefusedError,
     make_secret,
@@ -160,7 +160,7 @@ def test_while_a_trainer_takes_it_back_nobody_begins_to_read(tmp_path: Path, mon
 READER = """
 import sys
 from pathlib import Path
-from refitd_client.transport.ipc.offer_file import ImportedTensors
+from refitd_client.transport.offer_file import ImportedTensors
 found = ImportedTensors(Path(sys.argv[1]), b"s" * 32)
 found.hold()
 print("reading", flush=True)

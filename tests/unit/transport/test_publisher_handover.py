@@ -30,12 +30,11 @@ from refitd_client.contract.wire import Problem
 from refitd_client.fingerprint import fingerprints
 from refitd_client.publish import attempt
 from refitd_client.publish.publication import PendingPublication, Publication
-from refitd_client.transport import exported, handover
-from refitd_client.transport.group.child import TransferSent
-from refitd_client.transport.group.sending import NoTransferError, Sending
-from refitd_client.transport.ipc.exported_memory import LayoutCache
-from refitd_client.transport.ipc.offer_file import make_secret
-from refitd_client.transport.ipc.shared import SharedTensors
+from refitd_client.transport import handover
+from refitd_client.transport.child import TransferSent
+from refitd_client.transport.memory import LayoutCache, SharedTensors
+from refitd_client.transport.offer_file import make_secret
+from refitd_client.transport.sending import NoTransferError, Sending
 from refitd_client.write import version_folder as staging
 from support.exporting import shared
 from support.inside import in_process
@@ -156,7 +155,7 @@ def test_a_failure_before_the_offer_is_over_or_after_takes_the_tensors_back_and_
 ) -> None:
     with monkeypatch.context() as broken:
         if is_sent:
-            broken.setattr(exported.TensorsHere, "send", lambda *_: Sending(lambda _: TransferSent(refused={}, ms={})))
+            broken.setattr(handover.TensorsHere, "send", lambda *_: Sending(lambda _: TransferSent(refused={}, ms={})))
         broken.setattr(f"refitd_client.{broken_in}", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             publisher.publish(trainer.tensors, step=1, transport="handover")
@@ -194,7 +193,7 @@ def test_the_files_of_what_was_sent_are_staged_when_all_has_arrived_while_engine
     publisher: WeightPublisher, service: StandIn, trainer: SharedTensors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_staged, stage = Event(), attempt.VersionWriter.stage
-    monkeypatch.setattr(exported.TensorsHere, "send", lambda *_: Sending(lambda _: TransferSent(refused={}, ms={})))
+    monkeypatch.setattr(handover.TensorsHere, "send", lambda *_: Sending(lambda _: TransferSent(refused={}, ms={})))
     monkeypatch.setattr(attempt.VersionWriter, "stage", lambda *args: (is_staged.set(), stage(*args))[1])
     monkeypatch.setattr(handover.Handover, "_answered", lambda *_: (("engine",) if is_staged.wait(60) else (), None))
     publication = publisher.publish(trainer.tensors, step=1, transport="handover")
@@ -210,7 +209,7 @@ def test_engines_that_have_answered_end_the_wait_for_a_receiver_that_never_comes
     def send(stop: Event) -> TransferSent:
         raise NoTransferError("it was stopped" if stop.wait(60) else "it waited on")
 
-    monkeypatch.setattr(exported.TensorsHere, "send", lambda *_: Sending(send))
+    monkeypatch.setattr(handover.TensorsHere, "send", lambda *_: Sending(send))
     publication = publisher.publish(trainer.tensors, step=1, transport="handover")
     assert publication.handed is not None
     assert str(publication.handed.reason).endswith("nothing was sent: it was stopped")

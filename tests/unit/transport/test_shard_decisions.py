@@ -3,20 +3,19 @@
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import pytest
 
 from refitd_client.contract.plugin import Receiver, Receivers
 from refitd_client.errors import TransportRefusedError
 from refitd_client.publish.attempt import PublishCall
 from refitd_client.publish.route import decide_route
-from refitd_client.transport.group.transfer import Go, Ready
-from refitd_client.transport.ipc.offer import GroupTransfer
-from refitd_client.transport.shards.schedule import HeldStrip, everything, schedule
-from refitd_client.transport.shards.script import (
+from refitd_client.transport.schedule import HeldStrip, Strip, everything, schedule, strip
+from refitd_client.transport.script import (
     BlockWord,
+    Go,
     LaneWord,
     MemberScript,
+    Ready,
     ShardTable,
     StandingLanes,
     decide_lanes,
@@ -24,44 +23,61 @@ from refitd_client.transport.shards.script import (
     needs_numbers,
     script_of,
     sender_name,
+    table_of_whole,
 )
-from refitd_client.transport.shards.strips import Strip, strip
 from refitd_client.transport.ways import TrainerPlace, Transport
 
-STANDING = StandingLanes(number=3, receivers=frozenset({"a", "b"}), table="t", backend="gloo")
+TABLE, ANOTHER = ShardTable(sizes=(1,), held=()), ShardTable(sizes=(2,), held=())
+STANDING = StandingLanes(number=3, receivers=("a", "b"), table=TABLE, backend="gloo")
 OTHER = {"sender 1": Ready(group=3)}
 BOTH: dict[str, Ready | None] = {"a": Ready(group=3), "b": Ready(group=3)}
 
 
 def test_lanes_stay_while_members_shards_and_needs_do() -> None:
-    assert decide_lanes(OTHER, BOTH, STANDING, "t", "gloo", 3) == Go(group=3, ranks={"a": 2, "b": 3})
+    assert decide_lanes(OTHER, BOTH, STANDING, TABLE, "gloo", 3) == Go(group=3, receivers=("a", "b"))
 
 
 @pytest.mark.parametrize(
     ("senders", "receivers", "standing", "table"),
     [
-        ({"sender 1": Ready()}, BOTH, STANDING, "t"),  # its process was begun again
-        (OTHER, {**BOTH, "b": Ready()}, STANDING, "t"),
-        (OTHER, {**BOTH, "b": None}, STANDING, "t"),
-        (OTHER, {**BOTH, "c": Ready(group=3)}, STANDING, "t"),
-        (OTHER, BOTH, STANDING, "another"),  # other shards, or other needs
-        (OTHER, BOTH, None, "t"),  # one has failed
+        ({"sender 1": Ready()}, BOTH, STANDING, TABLE),  # its process was begun again
+        (OTHER, {**BOTH, "b": Ready()}, STANDING, TABLE),
+        (OTHER, {**BOTH, "b": None}, STANDING, TABLE),
+        (OTHER, {**BOTH, "c": Ready(group=3)}, STANDING, TABLE),
+        (OTHER, BOTH, STANDING, ANOTHER),  # other shards, or other needs
+        (OTHER, BOTH, None, TABLE),  # one has failed
     ],
 )
 def test_lanes_are_made_anew_when_anything_is_another(
     senders: dict[str, Ready | None],
     receivers: dict[str, Ready | None],
     standing: StandingLanes | None,
-    table: str,
+    table: ShardTable,
 ) -> None:
     go = decide_lanes(senders, receivers, standing, table, "gloo", 3)
     assert (go.group, go.refused) == (4, "")
-    assert set(go.ranks) == {name for name, said in receivers.items() if said is not None}
+    assert set(go.receivers) == {name for name, said in receivers.items() if said is not None}
+
+
+@pytest.mark.parametrize(
+    ("takes", "streams"),
+    [([4], 4), ([4, 4, 4], 4), ([4, 1], 1), ([8, 4], 4), ([4] * 16, 4), ([4] * 17, 3), ([4] * 64, 1), ([4] * 200, 1)],
+)
+def test_members_have_as_many_connections_as_all_of_them_make_and_a_large_group_fewer(
+    takes: list[int], streams: int
+) -> None:
+    said = {f"{number:03}": Ready(streams=each) for number, each in enumerate(takes)}
+    assert decide_lanes({}, said, None, TABLE, "gloo", 0).streams == streams
+
+
+def test_the_table_of_one_sender_has_all_tensors_side_by_side() -> None:
+    table = table_of_whole([5, 0, 24])
+    assert table.strips() == [[HeldStrip(0, strip(0, 5), 0), HeldStrip(2, strip(0, 24), 64)]]
 
 
 def test_lanes_of_one_backend_are_not_those_of_another() -> None:
     """Blocks have another size, and tensors another place: what was planned for NCCL cannot be followed over Gloo."""
-    assert decide_lanes(OTHER, BOTH, STANDING, "t", "nccl", 3).group == 4
+    assert decide_lanes(OTHER, BOTH, STANDING, TABLE, "nccl", 3).group == 4
 
 
 @pytest.mark.parametrize(
@@ -76,7 +92,7 @@ def test_lanes_of_one_backend_are_not_those_of_another() -> None:
 def test_nothing_is_sent_without_each_sender_and_a_receiver(
     senders: dict[str, Ready | None], receivers: dict[str, Ready | None], why: str
 ) -> None:
-    assert decide_lanes(senders, receivers, STANDING, "t", "gloo", 3) == Go(refused=why)
+    assert decide_lanes(senders, receivers, STANDING, TABLE, "gloo", 3) == Go(refused=why)
 
 
 def test_each_member_gets_its_side_of_its_own_lanes() -> None:
@@ -116,12 +132,6 @@ def test_a_script_that_leads_out_of_the_memory_or_of_its_lanes_is_at_fault(block
     lane = LaneWord(0, ("sender 0", "a"))
     assert MemberScript((lane,), (BlockWord(0, (92, 8, 8, 1)), BlockWord(0, (0, 46, 8, 3)))).fault(100) is None
     assert MemberScript((lane,), (block,)).fault(100) is not None
-
-
-def test_the_transfer_of_one_sender_is_what_releases_read_that_know_no_other() -> None:
-    transfer = GroupTransfer(name="t", backend="gloo", host="h", port=1, receivers=("a",))
-    known = {"name", "backend", "host", "port", "receivers"}
-    assert msgspec.json.decode(msgspec.json.encode(transfer), type=dict[str, object]).keys() == known
 
 
 def place(*devices: str, backends: tuple[str, ...] = ("gloo", "nccl")) -> TrainerPlace:

@@ -6,12 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refitd_client.transport.group.transfer import BLOCK_BYTES, FlatLayout
-from refitd_client.transport.ipc.offer import side_by_side
-from refitd_client.transport.shards.packing import PackedPlaces, packed_layout
-from refitd_client.transport.shards.schedule import HeldStrip, everything, schedule
-from refitd_client.transport.shards.script import script_of
-from refitd_client.transport.shards.strips import Strip, strip
+from refitd_client.transport.needs import FlatLayout, PackedPlaces, packed_layout
+from refitd_client.transport.offer import side_by_side
+from refitd_client.transport.schedule import HeldStrip, Strip, everything, schedule, strip
+from refitd_client.transport.script import BLOCK_BYTES, script_of
 
 ROWS, COLUMNS = 64, 512  # of the matrices below, in bytes
 SIZE = ROWS * COLUMNS

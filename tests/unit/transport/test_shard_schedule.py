@@ -8,8 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refitd_client.transport.shards.schedule import HeldStrip, Needs, Schedule, everything, schedule
-from refitd_client.transport.shards.strips import Strip, common, cut, joined, offset_in, strip
+from refitd_client.transport.schedule import (
+    HeldStrip,
+    Needs,
+    Schedule,
+    Strip,
+    common,
+    cut,
+    everything,
+    joined,
+    offset_in,
+    schedule,
+    strip,
+)
 
 
 def bytes_of(each: Strip) -> list[int]:

@@ -1,78 +1,9 @@
-"""What sender and receivers of a transfer decide alike: who takes part, in which group, and where each byte goes."""
+"""Which transport a trainer of one process takes, and why another cannot work."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from refitd_client.contract.plugin import Receiver, Receivers
-from refitd_client.transport.group.transfer import Go, Ready, StandingGroup, decide, flat_layout
-from refitd_client.transport.ipc.offer import HostPlace, OfferedTensor
 from refitd_client.transport.ways import TrainerPlace, choose, hinders
-
-STANDING = StandingGroup(number=3, ranks={"a": 1, "b": 2})
-
-
-def test_a_group_stays_while_all_its_members_hold_it() -> None:
-    said = {"a": Ready(group=3), "b": Ready(group=3)}
-    assert decide(said, STANDING, 3) == Go(group=3, ranks={"a": 1, "b": 2})
-
-
-@pytest.mark.parametrize(
-    ("said", "ranks"),
-    [
-        ({"a": Ready(group=3), "b": Ready()}, {"a": 1, "b": 2}),  # its receiver was begun again
-        ({"a": Ready(group=3), "b": None}, {"a": 1}),  # it is late, or gone
-        ({"a": Ready(group=3), "b": Ready(refused="no room")}, {"a": 1}),
-        ({"a": Ready(group=3), "b": Ready(group=3), "c": Ready()}, {"a": 1, "b": 2, "c": 3}),
-        ({"a": Ready(group=2), "b": Ready(group=3)}, {"a": 1, "b": 2}),
-    ],
-)
-def test_a_new_group_is_made_of_all_that_are_ready_when_a_member_is_another(
-    said: dict[str, Ready | None], ranks: dict[str, int]
-) -> None:
-    assert decide(said, STANDING, 3) == Go(group=4, ranks=ranks)
-
-
-@pytest.mark.parametrize(
-    ("said", "why"),
-    [
-        ({"a": None, "b": None}, "no receiver was ready in time"),
-        ({"a": None, "b": Ready(refused="there is no room for it")}, "there is no room for it"),
-        ({}, "no receiver was ready in time"),
-    ],
-)
-def test_nothing_is_sent_where_no_receiver_is_ready(said: dict[str, Ready | None], why: str) -> None:
-    assert decide(said, STANDING, 3) == Go(refused=why)
-
-
-@pytest.mark.parametrize(
-    ("takes", "streams"),
-    [([4], 4), ([4, 4, 4], 4), ([4, 1], 1), ([8, 4], 4), ([4] * 16, 4), ([4] * 17, 3), ([4] * 64, 1), ([4] * 200, 1)],
-)
-def test_members_have_as_many_connections_as_all_of_them_make_and_a_large_group_fewer(
-    takes: list[int], streams: int
-) -> None:
-    said = {f"{number:03}": Ready(streams=each) for number, each in enumerate(takes)}
-    assert decide(said, None, 0).streams == streams
-
-
-def test_a_group_that_has_failed_is_not_used_again() -> None:
-    assert decide({"a": Ready(group=3), "b": Ready(group=3)}, None, 3).group == 4
-
-
-@given(st.lists(st.integers(0, 300), max_size=30), st.integers(1, 500))
-def test_the_blocks_bring_each_byte_of_each_tensor_once(sizes: list[int], block: int) -> None:
-    layout = flat_layout([OfferedTensor(f"{n}", "U8", (size,), HostPlace("/x", 0)) for n, size in enumerate(sizes)])
-    assert all(offset % 64 == 0 for offset in layout.offsets)
-    sent = {number: bytearray(size) for number, size in enumerate(sizes)}
-    for begin, end in layout.blocks(block):
-        assert end - begin <= block
-        for piece in layout.pieces(begin, end):
-            assert 0 <= piece.offset <= end - begin - piece.size
-            assert begin + piece.offset == layout.offsets[piece.tensor] + piece.begin
-            for at in range(piece.begin, piece.begin + piece.size):
-                sent[piece.tensor][at] += 1
-    assert all(set(counts) <= {1} for counts in sent.values())
 
 
 def rank(

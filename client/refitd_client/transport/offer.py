@@ -8,7 +8,7 @@
 
 (bytes in base64). The first line is the layout, and the same at each step as long as tensors stay where they are. It is
 in every offer, so that none depends on another; but a trainer writes it, and an engine reads it, once. `transfer` is
-there where the trainer also sends the tensors over a process group, to ranks that cannot open its memory.
+there where the trainer also sends the tensors over process groups, to ranks that cannot open its memory.
 `"files": false` is there where no files are to follow if all engines take the tensors.
 
 Where each rank of a trainer lends its shards, a tensor has `parts`: strips of its bytes, each with a place of its own;
@@ -21,6 +21,7 @@ any further. A code proves who wrote an offer, not that it still holds: `offer_f
 
 import hmac
 import os
+import re
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ import msgspec
 from refitd_client.checkpoint.header import BITS
 from refitd_client.contract.decoding import from_json
 from refitd_client.contract.naming import parse_version_id
-from refitd_client.transport.ipc.offered_parts import fault_of_parts, is_lock_name, piece_name
+from refitd_client.transport.schedule import Strip, common
 
 FORMAT = 2
 FORMAT_OF_RANKS = 3
@@ -41,6 +42,8 @@ _SIGNATURE_MARK = b"\nhmac-sha256:"
 ALIGNED = 64  # bytes: where a tensor may begin in memory that holds several
 Allocation = tuple[bytes, int]
 """Handle and number of a GPU's memory, as a place has them."""
+_MARK = "\0"  # in the names of pieces, and of no tensor of a checkpoint
+_LENDER_LOCK = re.compile(r"\.lender-[0-9a-f]{16}\.lock")
 
 _Line = TypeVar("_Line", bound=msgspec.Struct)
 
@@ -124,6 +127,11 @@ class OfferedTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
         )
 
 
+def piece_name(tensor: str, number: int) -> str:
+    """The name of a part of a tensor, as a tensor of its own."""
+    return f"{tensor}{_MARK}{number}"
+
+
 class OfferLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Where tensors lie: in the memory of process `pid` on `host` since `boot` (the kernel's boot id). `life` is drawn
     anew by each process. `lenders` are the names of the locks of the trainer's other ranks, whose memory it names too.
@@ -149,12 +157,11 @@ class OfferLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class GroupTransfer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """How ranks receive the tensors over a process group (`refitd_client.transport.group`).
+    """How ranks receive the tensors over process groups (`script`).
 
-    `name` is drawn anew for each transfer. `host` and `port` are the address of the sender's store, where receivers
-    meet it. `receivers` are the ranks that may take part, by the names of their sockets. `senders` counts the trainer's
-    ranks, each of which sends its shards (`refitd_client.transport.shards`): no process has whole tensors then, and
-    the layout's places mean nothing. It is 0 where one process sends all; releases that know only that read the rest.
+    `name` is drawn anew for each transfer. `host` and `port` are the address of the first sender's store, where all
+    meet. `receivers` are the ranks that may take part, by the names of their sockets. `senders` counts the trainer's
+    processes. Of several each sends its shards: no process has whole tensors, and the layout's places mean nothing.
 
     `needs` has the digests of what receivers get that do not get everything, by their names. For each digest `slices`
     has what the bytes that are sent of each tensor that is sent in part add to its fingerprint (8 bytes each,
@@ -166,7 +173,7 @@ class GroupTransfer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     host: str
     port: int
     receivers: tuple[str, ...]
-    senders: int = 0
+    senders: int = 1
     needs: dict[str, str] = {}
     slices: dict[str, bytes] = {}
 
@@ -302,6 +309,45 @@ def _fault(tensor: OfferedTensor) -> str | None:
     if any(isinstance(place, DevicePlace) and len(place.handle) != 64 for place in places):
         return "its handle has not 64 bytes"
     return fault_of_parts(tensor) if tensor.parts else None
+
+
+def is_lock_name(name: str) -> bool:
+    """Whether a rank of a trainer could have given its lock this name."""
+    return _LENDER_LOCK.fullmatch(name) is not None
+
+
+def strips_of(parts: Sequence[OfferedPart]) -> list[Strip]:
+    """The bytes of a tensor that each part has."""
+    return [Strip(part.begin, part.width, part.rows, part.pitch) for part in parts]
+
+
+def fault_of_parts(tensor: OfferedTensor) -> str | None:
+    """Why the parts of a tensor are not the tensor, each of its bytes once; None where they are."""
+    if _MARK in tensor.name:
+        return "its name has a zero byte"
+    item = max(1, BITS[tensor.dtype] // 8)
+    for part in tensor.parts:
+        numbers = part.begin, part.width, part.pitch
+        if part.begin < 0 or part.width < 1 or part.rows < 1 or (part.rows > 1 and part.pitch < part.width):
+            return "a part has no bytes, or rows that overlap"
+        if any(number % item for number in numbers):
+            return "a part begins or ends within an element"
+        if part.end > tensor.nbytes:
+            return "a part ends beyond it"
+    if sum(part.nbytes for part in tensor.parts) != tensor.nbytes:
+        return "its parts have not as many bytes as it has"
+    return "two of its parts overlap" if _overlap(strips_of(tensor.parts)) else None
+
+
+def _overlap(strips: Sequence[Strip]) -> bool:
+    """Whether any byte is in two strips."""
+    waiting = list[Strip]()  # those that may reach the next one
+    for each in sorted(strips):
+        waiting = [before for before in waiting if before.end > each.begin]
+        if any(common(before, each) for before in waiting):
+            return True
+        waiting.append(each)
+    return False
 
 
 def _code(body: bytes, secret: bytes) -> bytes:

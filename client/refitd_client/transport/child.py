@@ -21,10 +21,11 @@ from typing import Literal
 import msgspec
 
 from refitd_client.contract.decoding import json_decoder
-from refitd_client.transport.ipc.offer import GroupTransfer, OfferLayout
+from refitd_client.transport.offer import GroupTransfer, OfferLayout
+from refitd_client.transport.script import ShardTable
 
 MAX_LINE = 2**20  # bytes
-PROGRAM = "refitd_client.transport.group"
+PROGRAM = "refitd_client.transport.processes"
 _CHILD_TURN_SECONDS = 0.1
 _CHILD_LOOK_SECONDS = 1.0
 _STOP_SECONDS = 5.0  # until a process that was told to stop is ended
@@ -38,39 +39,27 @@ class Open(msgspec.Struct, tag=True, frozen=True):
 
 
 class Send(msgspec.Struct, tag=True, frozen=True, kw_only=True):
-    """To a sender: send the tensors of an offer to the receivers that it names.
+    """To a sender: send what its trainer process has.
 
-    `root` is the folder beneath which `offer` is the path of the offer's file; `within` and `join` are seconds, for all
-    and for the receivers to come.
-    """
-
-    root: str
-    offer: str
-    within: float
-    join: float
-
-
-class SendShard(msgspec.Struct, tag=True, frozen=True, kw_only=True):
-    """To the sender of one of several trainer ranks: send what that rank has.
-
-    `number` is the sender's, 0 for the one that has the store. `layout` says where its bytes lie, as one tensor; it may
-    read them until it has replied. `table` is the path of what sender 0 plans from (`ShardTable`), "" for the others.
-    `within` and `join` as above.
+    `number` is the sender's, 0 for the one that has the store. `layout` says where its bytes lie, in pieces that follow
+    each other; it may read them until it has replied. `table` is what sender 0 plans from, None for the others.
+    `within` and `join` are seconds, for all and for the others to come.
     """
 
     transfer: GroupTransfer
     number: int
     layout: OfferLayout
-    table: str
+    table: ShardTable | None
     within: float
     join: float
 
 
 class Receive(msgspec.Struct, tag=True, frozen=True, kw_only=True):
-    """To a receiver: receive the tensors of an offer, and offer them in `folder`. `root`, `offer`, `within` as above.
+    """To a receiver: receive the tensors of an offer, and offer them in `folder`. `within` as above.
 
-    `name` is the receiver's in the transfer; `on_device`: it keeps them on its GPU, where there is room. `needs` is the
-    digest of what it needs, "" for everything.
+    `root` is the folder beneath which `offer` is the path of the offer's file. `name` is the receiver's in the
+    transfer; `on_device`: it keeps them on its GPU, where there is room. `needs` is the digest of what it needs, "" for
+    everything.
     """
 
     root: str
@@ -159,7 +148,7 @@ class OrderFailed(msgspec.Struct, tag=True, frozen=True):
     reason: str
 
 
-Order = Open | Send | SendShard | Receive | LookAround | JoinGroup | TakeTensors
+Order = Open | Send | Receive | LookAround | JoinGroup | TakeTensors
 Reply = Opened | TransferSent | Received | Surroundings | MemberReady | OrderFailed
 _ORDERS: msgspec.json.Decoder[Order | StopWaiting] = json_decoder(Order | StopWaiting)
 _REPLIES: msgspec.json.Decoder[Reply] = json_decoder(Reply)
@@ -175,9 +164,7 @@ class GroupChild:
     `begun` counts how often.
     """
 
-    def __init__(
-        self, role: Literal["send", "receive", "deliver", "join"], environment: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, role: Literal["send", "receive", "join"], environment: Mapping[str, str] | None = None) -> None:
         """Nothing is begun yet.
 
         Args:
@@ -337,6 +324,8 @@ def _messages(line: socket.socket) -> Iterator[Order | StopWaiting]:
         if not part:
             return
         data += part
+        if b"\n" not in part:  # an order with many names comes in many parts
+            continue
         while (end := data.find(b"\n")) >= 0:
             yield _ORDERS.decode(data[:end])
             del data[: end + 1]

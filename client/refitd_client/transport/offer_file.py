@@ -22,8 +22,8 @@ from pathlib import Path
 
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.files.plain_file import NotPlainError, open_plain
-from refitd_client.transport.ipc import exporter
-from refitd_client.transport.ipc.offer import MAX_OFFER_BYTES, Offer, OfferRefusedError, seal, unseal
+from refitd_client.transport import exporter
+from refitd_client.transport.offer import MAX_OFFER_BYTES, Offer, OfferRefusedError, seal, unseal
 
 NAME = "handover.key"
 BYTES = 32

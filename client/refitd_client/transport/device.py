@@ -16,7 +16,7 @@ from typing import Any
 
 from refitd_client.checkpoint.header import BITS
 from refitd_client.tensors import TORCH_NAMES
-from refitd_client.transport.ipc.offer import Allocation, DevicePlace
+from refitd_client.transport.offer import Allocation, DevicePlace
 
 _HANDLE_BYTES = 64
 _BUFFER_ID = 7  # CU_POINTER_ATTRIBUTE_BUFFER_ID: no two allocations of a process ever have the same

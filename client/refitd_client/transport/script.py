@@ -1,19 +1,82 @@
-"""What each member of a transfer from several senders does: its part of the schedule, and who takes part. Pure.
+"""What the members of a transfer say to each other, and what each of them does: its part of the schedule. Pure.
 
-Words in the store are those of a transfer from one sender (`transport.group.transfer`): each receiver and each sender
-but the first says that it is ready, the first sender says who takes part, and each receiver what it has in the end. The
-first sender plans, and writes each member's script into the store. Lanes and scripts stay as long as members, shards
-and needs do: they have the number of the group that `Go` names.
+    ready   each receiver, and each sender but the first, writes into the first sender's store which group it is a
+            member of, or why it cannot take part
+    go      the first sender writes who takes part, and in which group; or why nothing is sent. It plans, and writes
+            each member's script into the store
+    blocks  senders broadcast blocks of bytes in the order of the schedule
+    done    each receiver writes what it has: all tensors with the offer's fingerprints, or what is wrong
+
+Lanes and scripts stay as long as members, shards and needs do, since making them takes longer than sending: they have
+the number of the group that `Go` names.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 
-from refitd_client.transport.group.transfer import MOST_STREAMS, Backend, Go, Ready, why_none
-from refitd_client.transport.shards.schedule import Block, HeldStrip, Needs, Schedule, StripMove
-from refitd_client.transport.shards.strips import Strip
+from refitd_client.transport.offer import side_by_side
+from refitd_client.transport.schedule import Block, HeldStrip, Needs, Schedule, Strip, StripMove, strip
+
+Backend = Literal["gloo", "nccl"]
+BLOCK_BYTES: Mapping[Backend, int] = {"gloo": 32 * 2**20, "nccl": 256 * 2**20}
+"""The size of a block: large enough that its fixed cost does not count, small enough that a few fit anywhere."""
+IN_FLIGHT: Mapping[Backend, int] = {"gloo": 4, "nccl": 3}
+"""Blocks that are under way at the same time: over Gloo one on each connection, while the next ones are filled."""
+SENDER = 0
+"""The sender's rank in each lane."""
+MOST_STREAMS = 4
+"""TCP connections between two members of a Gloo group. One is bound by a core on each side, which copies its bytes."""
+_MOST_CONNECTIONS = 64
+"""Of one member: each connects to all others, so that a large group has fewer between two of them."""
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True):
+    """A member's word before the transfer. `group` is the number of its lanes, 0 for none. `streams` is how many
+    connections to each other member it makes at most; those of older releases make one.
+    """
+
+    group: int = 0
+    refused: str = ""
+    streams: int = 1
+
+
+class Go(msgspec.Struct, frozen=True, kw_only=True):
+    """The first sender's word: the receivers that take part, and the number of the lanes, whose members have `streams`
+    connections between any two.
+    """
+
+    group: int = 0
+    receivers: tuple[str, ...] = ()
+    refused: str = ""
+    streams: int = 1
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True):
+    """A receiver's word after the transfer. `refused` says why it has nothing, "" where it has all."""
+
+    refused: str = ""
+
+
+def why_none(said: Mapping[str, Ready | None]) -> str:
+    """Why no receiver takes part, in a sentence."""
+    refused = next((each.refused for each in said.values() if each is not None and each.refused), None)
+    return refused or "no receiver was ready in time"
+
+
+def why_absent(said: Ready | None) -> str:
+    """Why a receiver that was invited has no part."""
+    if said is None:
+        return "it was not ready in time"
+    return said.refused or "it was left out"
+
+
+def key(transfer: str, word: str, receiver: str = "") -> str:
+    """The key of a word in the sender's store."""
+    return f"{transfer}/{word}/{receiver}"
+
 
 MOST_LANES = 2**16  # of one group: the groups of lanes have numbers of their own
 
@@ -84,10 +147,10 @@ class ShardTable(msgspec.Struct, frozen=True, kw_only=True):
     def strips(self) -> list[list[HeldStrip]]:
         """What each sender sends."""
         found: list[list[HeldStrip]] = []
-        for numbers in self.held:
-            each = iter(numbers)
+        for sender in self.held:
+            each = iter(sender)
             fields = zip(each, each, each, each, each, each, strict=True)
-            found.append([HeldStrip(tensor, Strip(*strip), at) for tensor, *strip, at in fields])
+            found.append([HeldStrip(tensor, Strip(*numbers), at) for tensor, *numbers, at in fields])
         return found
 
     def needed(self, receiver: str) -> Needs | None:
@@ -96,9 +159,16 @@ class ShardTable(msgspec.Struct, frozen=True, kw_only=True):
             return None
         found: dict[int, list[Strip]] = {}
         each = iter(numbers)
-        for tensor, *strip in zip(each, each, each, each, each, strict=True):
-            found.setdefault(tensor, []).append(Strip(*strip))
+        for tensor, *fields in zip(each, each, each, each, each, strict=True):
+            found.setdefault(tensor, []).append(Strip(*fields))
         return found
+
+
+def table_of_whole(sizes: Sequence[int]) -> ShardTable:
+    """That of one sender, whose memory has all tensors of these sizes side by side."""
+    pairs = enumerate(zip(side_by_side(sizes)[0], sizes, strict=True))
+    held = [HeldStrip(number, strip(0, size), at) for number, (at, size) in pairs if size]
+    return ShardTable(sizes=tuple(sizes), held=(held_numbers(held),))
 
 
 def held_numbers(strips: Sequence[HeldStrip]) -> tuple[int, ...]:
@@ -150,8 +220,8 @@ class StandingLanes:
     """
 
     number: int
-    receivers: frozenset[str]
-    table: str
+    receivers: tuple[str, ...]
+    table: ShardTable
     backend: Backend
 
 
@@ -159,7 +229,7 @@ def decide_lanes(
     senders: Mapping[str, Ready | None],
     receivers: Mapping[str, Ready | None],
     standing: StandingLanes | None,
-    table: str,
+    table: ShardTable,
     backend: Backend,
     numbered: int,
 ) -> Go:
@@ -169,12 +239,9 @@ def decide_lanes(
         senders: what each sender but the first has said; None for one that has said nothing in time.
         receivers: the same of the receivers that were invited.
         standing: the lanes of the transfer before, None where there are none or one has failed.
-        table: identifies what is sent and needed.
+        table: what is sent and needed.
         backend: of the groups that are wanted.
         numbered: the number of the last lanes that were made.
-
-    Returns:
-        `Go`, in which ranks are not used: each lane has its own.
     """
     for name, said in senders.items():
         if said is None or said.refused:  # without its part no receiver would have a whole version
@@ -182,11 +249,10 @@ def decide_lanes(
     ready = {name: each for name, each in sorted(receivers.items()) if each is not None and not each.refused}
     if not ready:
         return Go(refused=why_none(receivers))
-    ranks = {name: rank for rank, name in enumerate(ready, len(senders) + 1)}
     said = [*(each for each in senders.values() if each is not None), *ready.values()]
-    wanted = (frozenset(ready), table, backend)
+    wanted = (tuple(ready), table, backend)
     same = standing is not None and (standing.receivers, standing.table, standing.backend) == wanted
     if standing is not None and same and {each.group for each in said} <= {standing.number}:
-        return Go(group=standing.number, ranks=ranks)
-    streams = min(max(1, MOST_STREAMS // (len(senders) + 1)), *(each.streams for each in said))
-    return Go(group=numbered + 1, ranks=ranks, streams=streams)
+        return Go(group=standing.number, receivers=tuple(ready))
+    most = min(MOST_STREAMS // (len(senders) + 1), _MOST_CONNECTIONS // len(ready), *(each.streams for each in said))
+    return Go(group=numbered + 1, receivers=tuple(ready), streams=max(most, 1))

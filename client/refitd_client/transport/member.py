@@ -22,7 +22,7 @@ from refitd_client.checkpoint.header import Entry, encode, file_order
 from refitd_client.errors import InvalidWeightsError
 from refitd_client.files.plain_file import open_plain
 from refitd_client.tensors import TORCH_NAMES
-from refitd_client.transport.group.child import (
+from refitd_client.transport.child import (
     JoinGroup,
     LookAround,
     MemberReady,
@@ -32,9 +32,9 @@ from refitd_client.transport.group.child import (
     Surroundings,
     TakeTensors,
 )
-from refitd_client.transport.group.host import available
-from refitd_client.transport.group.membership import TransferError, WaitLimit, first_line
-from refitd_client.transport.ipc.shared import view
+from refitd_client.transport.membership import TransferError, WaitLimit, first_line
+from refitd_client.transport.memory import view
+from refitd_client.transport.sending import available
 
 c10d: Any = distributed.distributed_c10d  # torch's types leave out what makes a group beside the default one
 dist: Any = distributed

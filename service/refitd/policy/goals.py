@@ -82,18 +82,25 @@ def _is_good(version: VersionRecord, held: Collection[str], carriage: LoadableDe
     return version.state is VersionState.LOST and was_taken
 
 
-def as_ordered(versions: Sequence[VersionRecord], ordered: str | None) -> list[VersionRecord]:
-    """What may be a goal on a host that follows an upstream: the version that was ordered, and older ones that the
+def as_ordered(
+    versions: Sequence[VersionRecord], ordered: str | None, engines: Iterable[EngineRecord]
+) -> list[VersionRecord]:
+    """What may be a goal on a host that follows an upstream: the version that was ordered, and older versions that the
     upstream has had it serve before. What else was pulled waits for its order.
+
+    A version counts as served before also while a single engine serves it. Where the upstream bars the version that was
+    ordered, the last version that all engines served may be older than what that engine serves: it would go back.
 
     Args:
         versions: those of a run, newest first.
         ordered: the id of the version that was ordered last; None where none was.
+        engines: those of the run.
     """
     last = next((version for version in versions if version.id == ordered), None)
     if last is None:
         return []
-    return [last, *(v for v in versions if v.order < last.order and v.served_at is not None)]
+    held = {engine.serving for engine in engines if engine.known}
+    return [last, *(v for v in versions if v.order < last.order and (v.served_at is not None or v.id in held))]
 
 
 def wanted(

@@ -12,6 +12,7 @@ from refitd.policy.contest import gives_up
 from refitd.state.records import EngineRecord
 from refitd.state.version import VersionRecord
 from refitd_client.backoff import backoff
+from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.states import EngineState, VersionState
 
 
@@ -129,7 +130,7 @@ def _wanted(engine: EngineRecord, goals: Goals) -> VersionRecord | None:
     if goals.loadable is None or goals.target is None or engine.serving in {goals.target.id, goals.loadable.id}:
         return None
     serving = goals.serving
-    if _is_held(engine, serving, goals.loadable):
+    if _is_held(engine, serving, goals.loadable) or _waits_where_it_is(engine, goals.loadable, goals.target):
         return None
     if serving is not None and not _is_to_be_left(serving) and serving.run == goals.loadable.run:
         is_ordered = goals.ordered and serving.order > goals.target.order  # also by way of what the target stands on
@@ -147,6 +148,15 @@ def _is_held(engine: EngineRecord, serving: VersionRecord | None, version: Versi
     if engine.waits is None or engine.debts.reload:
         return False
     return serving is None or serving.run != version.run or serving.order < version.order
+
+
+def _waits_where_it_is(engine: EngineRecord, version: VersionRecord, target: VersionRecord) -> bool:
+    """Whether a host that waits for its turn has something that is not known here and is newer than this version. It
+    refuses to go back as long as nothing newer is ordered. It would obey afterwards, from a version that is known here.
+    """
+    host = engine.seen.host
+    has = None if host is None else parse_version_id(host.unknown or "")
+    return version.id != target.id and has is not None and has[0] == version.run and has[1] > version.order
 
 
 def repair_with(engine: EngineRecord, goals: Goals) -> VersionRecord | None:

@@ -67,7 +67,7 @@ class Targets(Observer):
         if run not in self._goals:
             known = self._store.versions_of(run)
             if self._follows:
-                known = as_ordered(known, self._store.runs.ordered.get(run))
+                known = as_ordered(known, self._store.runs.ordered.get(run), self._store.engines_of(run))
             looked_at = [*known[:1], *(version for version in known[1:] if _may_be_aimed_at(version))]
             goals = goals_of_run(
                 self.strategy, self._store.updates.get(run), looked_at, self._store.engines_of(run), self.carriage
@@ -78,7 +78,9 @@ class Targets(Observer):
     def with_lost(self, run: str) -> list[VersionRecord]:
         """What a run's goals are chosen from, and what was lost and is deleted here: an object store may have it."""
         known = self._store.index.lost_too_of(run)
-        return as_ordered(known, self._store.runs.ordered.get(run)) if self._follows else known
+        if not self._follows:
+            return known
+        return as_ordered(known, self._store.runs.ordered.get(run), self._store.engines_of(run))
 
     def of_engine(self, engine: EngineRecord) -> Goals:
         """What one engine is to serve now."""

@@ -29,9 +29,7 @@ from refitd_client.contract.naming import (
     ROOT_NAME,
     SERVICE_FOLDER,
     TRASH,
-    parse_version_id,
     run_slots,
-    version_folder,
 )
 
 from .disk import Make, Pause, SimDisk, SimFolder, bytes_of, seen_at
@@ -132,12 +130,10 @@ class HostDisk(SimDisk):
         discarded = sorted(trash.iterdir()) if trash.is_dir() else []
         return [str(path.relative_to(self.root)) for path in (*self.being_written(), *discarded)]
 
-    def pulled_of(self, version: str) -> set[str]:
-        """The folders that an unfinished pull of a version has left."""
-        parsed = parse_version_id(version)
-        assert parsed is not None
-        journal = self.root / SERVICE_FOLDER / PULLS / run_slots(RUN) / version_folder(parsed[1])
-        lines = journal.read_text().splitlines() if journal.exists() else []
+    def being_pulled(self) -> set[str]:
+        """The folders that the journals of unfinished pulls name."""
+        journals = (self.root / SERVICE_FOLDER / PULLS / run_slots(RUN)).glob("v*")
+        lines = (line for journal in journals for line in journal.read_text().splitlines())
         return {f"{RUN}/{json.loads(line)['folder']}" for line in lines if line.startswith("{")}
 
     def at(self, path: str) -> SimFolder:

@@ -4,7 +4,7 @@ from contextlib import closing
 
 from refitd.policy.strategy import StrategyName
 from simulation.disk import Make
-from simulation.fault import Fault
+from simulation.fault import Call, Fault
 from simulation.forgetting import ForgettingHosts
 from simulation.forgetting_steps import ForgettingStory
 from simulation.host_steps import HostStory
@@ -175,4 +175,20 @@ def test_a_host_with_other_contents_under_the_name_of_a_deltas_base_says_so_and_
         story.hub_loses_its_disk(emptied=True, trainer="begins first", seconds=5.0, delta=False)
         story.publish(make=Make.GOOD, announce=True, seconds=3.0)
         story.publish_a_delta(back=0, announce=True, honest=True, seconds=3.0)
+        world.heal()
+
+
+def test_an_engine_of_a_host_stays_at_what_it_serves_when_the_hub_bars_what_is_newer() -> None:
+    """Only one engine of the host served it, so the host went back to what all of its engines had served."""
+    with closing(ForgettingHosts(3017387484, strategy=StrategyName.ROLLING, vllm="abc", followers=1)) as world:
+        story = ForgettingStory(world)
+        story.somebody_is_killed_in_a_pull(host=1, after=0.05, hub=False, delta=True)
+        story.somebody_is_killed_in_a_pull(host=3, after=0.3, hub=False, delta=False)
+        story.hub_loses_its_disk(emptied=False, trainer="begins then", seconds=0.5, delta=False)
+        story.hub_loses_its_disk(emptied=False, trainer="begins first", seconds=0.0, delta=True)
+        story.call_of_a_follower_goes_wrong(host=0, name="b", call=Call.LOAD, fault=Fault.UNFLUSHED)
+        story.hub_loses_its_disk(emptied=True, trainer="begins then", seconds=3.0, delta=False)
+        story.hub_collects_what_a_follower_pulls(host=0, slow=8.0, steps=4)
+        story.somebody_is_killed_in_a_pull(host=3, after=1.0, hub=False, delta=False)
+        story.roll_back()
         world.heal()

@@ -6,7 +6,7 @@ import pytest
 
 from refitd.engine.port import Outcome, Refit
 from refitd.policy.contest import held
-from refitd.policy.goals import goals_of_engine
+from refitd.policy.goals import as_ordered, goals_of_engine, goals_of_run
 from refitd.policy.next_action import Agenda, Goals, RefitTo, next_action
 from refitd.policy.observe import after_refit
 from refitd.policy.strategy import Strategy, StrategyName, canary_of, fault_found, finished_first, released, why_waiting
@@ -127,3 +127,23 @@ def test_a_pause_keeps_no_engine_on_what_was_rolled_back_from_nor_takes_it_furth
     assert goals_of_engine(goals, engine("a", serving=THREE.id), Strategy(), paused, []).loadable == TWO
     for serving in (ONE.id, None):
         assert goals_of_engine(goals, engine("a", serving=serving), Strategy(), paused, []).loadable == ONE
+
+
+def test_a_host_with_something_newer_that_its_hub_lost_is_not_ordered_back_while_it_waits_for_its_turn() -> None:
+    """The hub was restored from a backup and has published step 3 since. The host serves step 2, which the hub lost. It
+    was ordered to step 1 meanwhile, refused, obeyed the order to step 3, and then the order to step 1.
+    """
+    has_two = engine("a", pulls=True, host=HostEngines(follower="a", unknown=TWO.id), state=EngineState.BEHIND)
+    waits = Goals(target=THREE, loadable=ONE, last_good=ONE)
+    assert not isinstance(next_action(has_two, waits, Agenda(probe_at=5), 0), RefitTo)
+    in_turn = Goals(target=THREE, loadable=THREE, last_good=ONE)
+    assert next_action(has_two, in_turn, Agenda(probe_at=5), 0) == RefitTo(THREE)
+
+
+def test_what_one_engine_of_a_host_serves_is_where_the_others_go_when_what_was_ordered_is_barred() -> None:
+    """All engines have served step 1, and one has served step 2. Both went to step 1 when step 3 was barred."""
+    known = [version(3, barred=True), TWO, ONE]
+    engines = [engine("a", serving=TWO.id), engine("b", serving=ONE.id)]
+    goals = goals_of_run(ROLLING, None, as_ordered(known, THREE.id, engines), engines)
+    assert goals.target == TWO
+    assert goals_of_run(ROLLING, None, as_ordered(known, THREE.id, engines[1:]), engines[1:]).target == ONE

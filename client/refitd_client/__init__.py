@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from refitd_client.contract.wire import EngineOnVersion, Notice
-    from refitd_client.delta.plan import DeltaRules
+    from refitd_client.delta.change import DeltaRules
     from refitd_client.errors import (
         BucketError,
         ConflictError,
@@ -98,7 +98,7 @@ __all__ = [
 _PLACES = {
     "EngineOnVersion": "refitd_client.contract.wire",
     "Notice": "refitd_client.contract.wire",
-    "DeltaRules": "refitd_client.delta.plan",
+    "DeltaRules": "refitd_client.delta.change",
     "RefitClient": "refitd_client.http.client",
     "RetryPolicy": "refitd_client.http.exchange",
     "Served": "refitd_client.http.exchange",

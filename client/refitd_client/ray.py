@@ -274,10 +274,8 @@ class FollowerProcess:
         return process.pid if process is not None and process.poll() is None else None
 
     def wait_ready(self, timeout: float) -> str:
-        """Wait until it is ready, and return its URL.
-
-        Raises:
-            FollowerStartError: it has ended, or is not ready after `timeout` seconds. The message has what it printed.
+        """Wait until it is ready, and return its URL. Raises FollowerStartError if it has ended, or is not ready after
+        `timeout` seconds. The message has what it printed.
         """
         ends = time.monotonic() + timeout
         with self._changed:

@@ -124,10 +124,8 @@ def refused(name: str, why: str) -> InvalidWeightsError:
 
 
 def entry_of(name: str, dtype: str, shape: tuple[int, ...]) -> Entry:
-    """A tensor's entry in the header. `dtype` is torch's or numpy's name of it.
-
-    Raises:
-        InvalidWeightsError: the format cannot hold it.
+    """A tensor's entry in the header. `dtype` is torch's or numpy's name of it. Raises InvalidWeightsError if the
+    format cannot hold it.
     """
     if name == METADATA_KEY:
         raise refused(name, "has a name that safetensors keeps for itself: rename it")
@@ -143,11 +141,7 @@ def entry_of(name: str, dtype: str, shape: tuple[int, ...]) -> Entry:
 
 
 def numpy_source(name: str, array: NDArray[Any]) -> TensorSource:
-    """A numpy array as a source.
-
-    Raises:
-        InvalidWeightsError: its dtype cannot be served, or it masks elements.
-    """
+    """A numpy array as a source. Raises InvalidWeightsError if its dtype cannot be served, or it masks elements."""
     if isinstance(array, np.ma.MaskedArray):
         raise refused(name, "is a masked array, and a file has no mask: pass what filled() returns")
 
@@ -173,16 +167,13 @@ def is_tensor(value: object) -> bool:
 
 
 def is_module(value: object) -> bool:
-    """Whether it is an `nn.Module`."""
     torch: Any = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.nn.Module)
 
 
 def torch_source(name: str, tensor: Any, casts: Casts) -> TensorSource:
-    """A tensor as a source.
-
-    Raises:
-        InvalidWeightsError: it has no bytes of its own to write, or none that can be served.
+    """A tensor as a source. Raises InvalidWeightsError if it has no bytes of its own to write, or none that can be
+    served.
     """
     why = refusal(tensor)
     if why is not None:

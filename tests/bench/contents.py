@@ -26,8 +26,8 @@ from unittest import mock
 import numpy as np
 
 from refitd_client import WeightPublisher
+from refitd_client.checkpoint.header import Header, read_header
 from refitd_client.checkpoint.opening import Folder
-from refitd_client.checkpoint.strict_header import Header, read_header
 from refitd_client.validation import contents
 
 _MIB = 2**20

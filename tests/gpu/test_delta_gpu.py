@@ -19,7 +19,7 @@ from refitd_client.checkpoint.header import Entry
 from refitd_client.contract.manifest import fitting_fingerprints, parse_manifest
 from refitd_client.contract.states import Kind
 from refitd_client.delta import DeltaRules, apply, compare, device, read_delta, writer
-from refitd_client.delta.plan import Full
+from refitd_client.delta.change import Full
 from refitd_client.fingerprint import fingerprints
 from refitd_client.tensors import DTYPES
 

@@ -22,7 +22,7 @@ pytest.importorskip("triton")
 
 from safetensors.torch import save_file  # noqa: E402
 
-from refitd_client.checkpoint.strict_header import Header, TensorSpec  # noqa: E402
+from refitd_client.checkpoint.header import Header, TensorSpec  # noqa: E402
 from refitd_client.contract.plugin import UpdateOutcome  # noqa: E402
 from refitd_client.delta.change import Change  # noqa: E402
 from refitd_client.fingerprint import fingerprints  # noqa: E402

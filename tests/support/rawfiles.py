@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from refitd_client.checkpoint.strict_header import BITS
+from refitd_client.checkpoint.header import ALL_BITS as BITS
 from refitd_client.contract.manifest import Manifest, ManifestFile, TensorsSummary
 from refitd_client.contract.naming import INDEX_NAME, MANIFEST_NAME
 

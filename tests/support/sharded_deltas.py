@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from refitd_client import WeightPublisher
-from refitd_client.delta.plan import Full
+from refitd_client.delta.change import Full
 from refitd_client.publish.attempt import DeltaChoice
 from refitd_client.publisher import RunPublisher
 from refitd_client.sharded.publisher import RankPublisher

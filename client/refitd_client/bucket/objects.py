@@ -78,10 +78,8 @@ def scheme_of(root: str) -> str | None:
 
 def require_folder(root: str) -> None:
     """Refuse a root that looks like a URL, since a folder of that name would be made, and one that is empty, as that of
-    a variable that is not set.
-
-    Raises:
-        ValueError: it is one of these. The message does not show a URL, since it may have a secret.
+    a variable that is not set. Raises ValueError if it is one of these. The message does not show a URL, since it may
+    have a secret.
     """
     if not root.strip():
         raise ValueError("root is empty: name the folder that the service watches, or '.' for the current one")
@@ -101,10 +99,8 @@ def require_folder(root: str) -> None:
 
 
 def parse_bucket_url(url: str) -> BucketAddress:
-    """Take a URL apart.
-
-    Raises:
-        ValueError: it names no bucket, or has what may be a secret. The message does not show the URL then.
+    """Take a URL apart. Raises ValueError if it names no bucket, or has what may be a secret. The message does not show
+    the URL then.
     """
     try:
         parts = urlsplit(url)
@@ -135,10 +131,8 @@ def _let_threads_end() -> None:
 
 
 def open_store(address: BucketAddress) -> "ObjectStore":
-    """Open a store. Nothing is asked of it yet.
-
-    Raises:
-        BucketError: `obstore` is not installed, or its variables are not as they must be.
+    """Open a store. Nothing is asked of it yet. Raises BucketError if `obstore` is not installed, or its variables are
+    not as they must be.
     """
     try:
         from obstore import store
@@ -270,10 +264,8 @@ class Bucket:
                 return None
 
     async def fill(self, key: str, start: int, buffer: memoryview) -> bool:
-        """Fill `buffer` with the object's bytes from `start` on; False if the object is not there.
-
-        Raises:
-            BucketError: also if the object ends before, or the answer goes on.
+        """Fill `buffer` with the object's bytes from `start` on; False if the object is not there. Raises BucketError
+        also if the object ends before, or the answer goes on.
         """
         import obstore
 

@@ -57,12 +57,10 @@ class PointerRefusedError(ValueError):
 
 
 def run_prefix(run: str) -> str:
-    """The prefix of a run's objects."""
     return f"{run_slots(run)}/"
 
 
 def pointer_key(run: str) -> str:
-    """The key of a run's pointer."""
     return f"{run_prefix(run)}latest.json"
 
 
@@ -72,12 +70,10 @@ def clock_key(run: str) -> str:
 
 
 def versions_prefix(run: str) -> str:
-    """The prefix of all versions of a run."""
     return f"{run_prefix(run)}versions/"
 
 
 def version_prefix(run: str, order: Order) -> str:
-    """The prefix of a version's objects."""
     return f"{versions_prefix(run)}{version_folder(order)}/"
 
 
@@ -102,7 +98,6 @@ class BucketVersion:
 
     @classmethod
     def of(cls, manifest: Manifest) -> "BucketVersion":
-        """The version with this manifest."""
         return cls(
             id=version_id(manifest.run, manifest.order),
             digest=manifest.digest,
@@ -164,7 +159,6 @@ class Pointer:
         return good[0] if good else None
 
     def to_json(self) -> bytes:
-        """The bytes to write."""
         return msgspec.json.format(msgspec.json.encode(self), indent=1)
 
 
@@ -223,11 +217,7 @@ def order_of(version: str) -> Order:
 
 
 def parse_pointer(data: bytes, run: str) -> Pointer:
-    """Parse a run's pointer.
-
-    Raises:
-        PointerRefusedError: it is not one; the sentence says why.
-    """
+    """Parse a run's pointer. Raises PointerRefusedError if it is not one; the sentence says why."""
     pointer = _decoded(data, Pointer)
     ids = [version.id for version in pointer.versions]
     if pointer.run != run:
@@ -420,7 +410,6 @@ def why_waiting(pointer: Pointer, leases: Iterable[BucketLease], now: float) -> 
 
 
 def why_deleted(retired: RetiredVersion) -> str:
-    """Why a retired version is deleted."""
     return f"it was retired at {_time(retired.at)}, and no follower has a lease of it"
 
 

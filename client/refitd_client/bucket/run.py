@@ -94,10 +94,8 @@ class BucketRun:
         return None if self.pointer is None else self.pointer.newest
 
     async def begin(self) -> None:
-        """Read the pointer, and add the run's name to the list of runs.
-
-        Raises:
-            BucketError: the store would not; or it does not keep conditions, and two writers could both win.
+        """Read the pointer, and add the run's name to the list of runs. Raises BucketError if the store would not; or
+        it does not keep conditions, and two writers could both win.
         """
         await require_conditions(self.bucket)
         self.pointer, self._tag = await read_pointer(self.bucket, self.run)
@@ -288,10 +286,8 @@ class BucketRun:
 
 
 async def read_pointer(bucket: Bucket, run: str) -> tuple[Pointer | None, ObjectTag | None]:
-    """A run's pointer and what was seen of it; None for a run without versions.
-
-    Raises:
-        BucketError: it cannot be read, or is none.
+    """A run's pointer and what was seen of it; None for a run without versions. Raises BucketError if it cannot be
+    read, or is none.
     """
     found = await bucket.read(pointer_key(run), MAX_BYTES)
     if found is None:
@@ -320,9 +316,7 @@ async def list_runs(bucket: Bucket) -> tuple[str, ...]:
 
 async def require_conditions(bucket: Bucket) -> None:
     """Try whether the store refuses a conditional write whose condition does not hold. Leaves one object of 2 bytes.
-
-    Raises:
-        BucketError: it does not refuse, so that two publishers could both move a pointer; or it would not answer.
+    Raises BucketError if it does not refuse, so that two publishers could both move a pointer; or it would not answer.
     """
     key = f"probes/{secrets.token_hex(16)}"  # an object of our own: others try at the same time
     try:
@@ -354,10 +348,8 @@ def _no_conditions(bucket: Bucket, header: str) -> BucketError:
 
 
 async def upload_file(bucket: Bucket, key: str, path: Path, file: ManifestFile) -> None:
-    """Upload a file, and compare its bytes with the manifest on the way.
-
-    Raises:
-        BucketError: the file is not what the manifest says, or cannot be read; or the store would not.
+    """Upload a file, and compare its bytes with the manifest on the way. Raises BucketError if the file is not what the
+    manifest says, or cannot be read; or the store would not.
     """
     digest, sent = FileDigest(), 0
     unread: OSError | None = None  # the library does not pass on what a generator raised

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refitd_client.checkpoint.strict_header import Header, is_scales
+from refitd_client.checkpoint.header import Header, is_scales
 
 Rule = tuple[int, int]
 """A mask and a pattern: an element is NaN or infinite if its bits under the mask are the pattern."""

@@ -20,8 +20,7 @@ from itertools import islice
 import msgspec
 
 from refitd_client.checkpoint.fault import Code, Defect, shown
-from refitd_client.checkpoint.inventory import Inventory, duplicates, inventory_of
-from refitd_client.checkpoint.strict_header import (
+from refitd_client.checkpoint.header import (
     MAX_TENSORS,
     STRINGS,
     BoundedCache,
@@ -30,6 +29,7 @@ from refitd_client.checkpoint.strict_header import (
     pairs,
     text,
 )
+from refitd_client.checkpoint.inventory import Inventory, duplicates, inventory_of
 from refitd_client.contract.decoding import from_json
 from refitd_client.contract.manifest import TensorsSummary
 from refitd_client.contract.naming import INDEX_NAME

@@ -14,7 +14,7 @@ from itertools import takewhile
 import xxhash
 
 from refitd_client.checkpoint.fault import Code, Defect
-from refitd_client.checkpoint.strict_header import BoundedCache, Header
+from refitd_client.checkpoint.header import BoundedCache, Header
 
 _HEADS = frozenset({"lm_head", "embed_out", "output_layer"})
 _EMBEDDINGS = frozenset(

@@ -75,10 +75,8 @@ _NOUNS = {
 
 
 def components(path: str) -> list[str]:
-    """The parts of a path relative to the root.
-
-    Raises:
-        OpeningRefusedError: it is absolute, empty, or leaves its folder.
+    """The parts of a path relative to the root. Raises OpeningRefusedError if it is absolute, empty, or leaves its
+    folder.
     """
     parts = path.split("/")
     if any(part in {"", ".", ".."} or "\0" in part for part in parts):
@@ -197,10 +195,6 @@ def counts(name: str) -> bool:
 
 
 def check_unchanged(name: str, fd: int, expected: FileStat) -> None:
-    """Check that an open file is still what the listing saw.
-
-    Raises:
-        ChangedError: it is not.
-    """
+    """Check that an open file is still what the listing saw. Raises ChangedError if it is not."""
     if FileStat.of(os.fstat(fd)) != expected:
         raise ChangedError(f"{shown(name)} changed while it was read")

@@ -80,10 +80,8 @@ def plain_json(data: bytes, most: int) -> Any:
 
 
 def from_python_json(data: bytes, kind: type[_T]) -> _T:
-    """Decode JSON as Python writes it: a model's configuration may hold Infinity and NaN, which JSON has not.
-
-    Raises:
-        msgspec.MsgspecError: it is no such text, or of another form.
+    """Decode JSON as Python writes it: a model's configuration may hold Infinity and NaN, which JSON has not. Raises
+    msgspec.MsgspecError if it is no such text, or of another form.
     """
     try:
         return converted(json.loads(data), kind)
@@ -92,10 +90,8 @@ def from_python_json(data: bytes, kind: type[_T]) -> _T:
 
 
 def converted(data: Any, kind: type[_T]) -> _T:
-    """Check plain data (dictionaries, lists, texts, numbers), and make an object of it.
-
-    Raises:
-        msgspec.ValidationError: it is of another form.
+    """Check plain data (dictionaries, lists, texts, numbers), and make an object of it. Raises msgspec.ValidationError
+    if it is of another form.
     """
     json_decoder(kind)
     return msgspec.convert(data, kind)

@@ -61,7 +61,6 @@ class HostEngines:
 
     @property
     def count(self) -> int:
-        """How many engines the host has."""
         return sum(self.states.values())
 
 

@@ -216,7 +216,6 @@ class Manifest:
         return digest_of_files({name: (file.size, file.digest) for name, file in self.files.items()})
 
     def to_json(self) -> bytes:
-        """The bytes to write."""
         return msgspec.json.format(msgspec.json.encode(self), indent=1)
 
 
@@ -229,11 +228,7 @@ def digest_of_files(files: dict[str, tuple[int, str]]) -> str:
 
 
 def parse_manifest(data: bytes) -> Manifest:
-    """Parse a manifest of any origin.
-
-    Raises:
-        ManifestRefusedError: with a sentence that says what is wrong.
-    """
+    """Parse a manifest of any origin. Raises ManifestRefusedError with a sentence that says what is wrong."""
     if len(data) > MAX_MANIFEST_BYTES:
         raise ManifestRefusedError(f"manifest is larger than {MAX_MANIFEST_BYTES} bytes")
     try:
@@ -262,10 +257,8 @@ def parse_manifest(data: bytes) -> Manifest:
 
 
 def metadata_texts(metadata: Mapping[str, str] | None) -> dict[str, str]:
-    """A copy of what a trainer says of a version.
-
-    Raises:
-        TypeError: it is no mapping, or a key or a value is no text; it says which.
+    """A copy of what a trainer says of a version. Raises TypeError if it is no mapping, or a key or a value is no text;
+    it says which.
     """
     if not isinstance(cast("object", metadata), Mapping | None):
         raise TypeError(f"metadata is {metadata!r}, {_typed(metadata)}: it is a mapping of texts to texts")

@@ -101,10 +101,8 @@ class Order:
 
 
 def check_run(run: str) -> str:
-    """Return `run` if it is a safe relative name such as `experiment/trial`.
-
-    Raises:
-        NameRefusedError: it is empty, too long, absolute, leaves its folder, or looks like a version.
+    """Return `run` if it is a safe relative name such as `experiment/trial`. Raises InvalidNameError if it is empty,
+    too long, absolute, leaves its folder, or looks like a version.
     """
     segments = run.split("/")
     if len(run) > MAX_RUN_LENGTH:
@@ -121,11 +119,7 @@ def check_run(run: str) -> str:
 
 
 def whole_step(step: SupportsIndex) -> int:
-    """A trainer's step, which may be an integer of NumPy's, as an int.
-
-    Raises:
-        TypeError: it is no integer.
-    """
+    """A trainer's step, which may be an integer of NumPy's, as an int. Raises TypeError if it is no integer."""
     try:
         return operator.index(step)
     except TypeError:
@@ -133,11 +127,7 @@ def whole_step(step: SupportsIndex) -> int:
 
 
 def check_step(step: int) -> int:
-    """Return `step` if it is one that a version can have.
-
-    Raises:
-        NameRefusedError: it is negative or absurdly large.
-    """
+    """Return `step` if a version can have it. Raises InvalidNameError if it is negative or absurdly large."""
     if not 0 <= step <= MAX_STEP:
         raise InvalidNameError(f"step {step} is not between 0 and {MAX_STEP}")
     return step
@@ -187,11 +177,7 @@ def parse_version_id(id_: str) -> tuple[str, Order] | None:
 
 
 def label_of(id_: str) -> str:
-    """The label that engines get with the version of this id.
-
-    Raises:
-        InvalidNameError: it is no version's id.
-    """
+    """The label that engines get with the version of this id. Raises InvalidNameError if it is no version's id."""
     parsed = parse_version_id(id_)
     if parsed is None:
         raise InvalidNameError(f"{id_!r} is no version's id")

@@ -1,12 +1,21 @@
 """Sparse deltas: what changed since a version that engines serve, in a format of its own (docs/delta-format.md).
 
-`change` compares and applies, `writer` and `reader` are the file. `maker` does it all for the publisher, `plan`
-decides. Importing this package imports no torch.
+`change` compares and applies, `writer` and `reader` are the file. `maker` does it all for the publisher.
+Importing this package imports no torch.
 """
 
-from refitd_client.delta.change import Change, Delta, DeltaRefusedError, apply, changed, check_fits, index_type, union
+from refitd_client.delta.change import (
+    Change,
+    Delta,
+    DeltaRefusedError,
+    DeltaRules,
+    apply,
+    changed,
+    check_fits,
+    index_type,
+    union,
+)
 from refitd_client.delta.layout import Compression
-from refitd_client.delta.plan import DeltaRules
 from refitd_client.delta.reader import DeltaFile, parse_delta, read_delta
 from refitd_client.delta.writer import EncodedDelta, encode
 

@@ -387,10 +387,8 @@ class Chunked:
 
 
 def chunked(parts: Iterable[TensorPart], size: int) -> list[Chunked]:
-    """Cut parts, whose bases are addresses in host memory, into chunks for rooms of `size` bytes. Pure.
-
-    Raises:
-        ValueError: a part is larger than a room.
+    """Cut parts, whose bases are addresses in host memory, into chunks for rooms of `size` bytes. Pure. Raises
+    ValueError if a part is larger than a room.
     """
     return [_chunked(listed.parts, size) for listed in grouped(parts)]
 

@@ -16,8 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from refitd_client.checkpoint import header
-from refitd_client.checkpoint.header import METADATA_KEY
-from refitd_client.checkpoint.strict_header import OBJECTS, STRINGS, PairsRefusedError, pairs, text
+from refitd_client.checkpoint.header import METADATA_KEY, OBJECTS, STRINGS, PairsRefusedError, pairs, text
 from refitd_client.contract.decoding import converted, from_json, json_decoder
 from refitd_client.contract.naming import NO_NAME, is_tensor_name, parse_version_id
 from refitd_client.delta.change import DeltaRefusedError, elements_of, index_type

@@ -78,11 +78,7 @@ def available() -> bool:
 
 
 def pack(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """Compress an array.
-
-    Raises:
-        DeltaRefusedError: zstd is not installed, or the array is larger than readers unpack.
-    """
+    """Compress an array. Raises DeltaRefusedError if zstd is missing, or the array is larger than readers unpack."""
     if array.nbytes > MAX_UNPACKED_BYTES:
         raise DeltaRefusedError(f"an array of {array.nbytes} bytes is not compressed: at most {MAX_UNPACKED_BYTES} are")
     planes = np.ascontiguousarray(array.view(np.uint8).reshape(len(array), array.itemsize).T)
@@ -91,10 +87,7 @@ def pack(array: NDArray[Any]) -> NDArray[np.uint8]:
 
 def unpack(data: NDArray[np.uint8], count: int, kind: np.dtype[Any]) -> NDArray[Any]:
     """Decompress what `pack` returned to `count` numbers of type `kind`. Takes no more memory than these, whatever the
-    data claims.
-
-    Raises:
-        DeltaRefusedError: the data is not such an array, or zstd is not installed.
+    data claims. Raises DeltaRefusedError if the data is not such an array, or zstd is not installed.
     """
     library, size = _required(), count * kind.itemsize
     try:

@@ -24,9 +24,20 @@ from refitd_client.checkpoint.header import Entry
 from refitd_client.contract.manifest import Claims, DeltaFacts, fitting_fingerprints
 from refitd_client.contract.naming import DELTA_NAME, ShardLayout
 from refitd_client.contract.states import Kind
-from refitd_client.delta.change import Change, Delta, DeltaRefusedError, elements_of
+from refitd_client.delta.change import (
+    Change,
+    ChangeHistory,
+    Delta,
+    DeltaRefusedError,
+    DeltaRules,
+    FromBase,
+    Full,
+    StepChanges,
+    elements_of,
+    last_served,
+    plan_delta,
+)
 from refitd_client.delta.layout import ENCODING, Compression
-from refitd_client.delta.plan import ChangeHistory, DeltaRules, FromBase, Full, StepChanges, last_served, plan_delta
 from refitd_client.delta.shadow import OTHERS, SelfCompared, ShadowDiff, Shadows, VersionShadows
 from refitd_client.delta.writer import EncodedDelta, encode, fits_surely, write_parts
 from refitd_client.errors import ServiceError
@@ -67,7 +78,6 @@ class BaseQuery:
     """The question for the base, in a thread of its own, while the weights are compared."""
 
     def __init__(self, ask: Callable[[], str | Full]) -> None:
-        """Ask."""
         self._ask = ask
         self._answer: str | Full | BaseException = Full("the service gave no answer")
         self._ends = time.monotonic() + BASE_DEADLINE
@@ -117,11 +127,7 @@ class DeltaWeights:
         return partial(self.write, staging)
 
     def write(self, staging: Staging) -> None:
-        """Write the file.
-
-        Raises:
-            NoSpaceError: there is no room for it.
-        """
+        """Write the file. Raises NoSpaceError if there is no room for it."""
         staging.require_space(self.size)
         with staging.file(DELTA_NAME) as file:
             write_parts(file, self.encoded.parts())
@@ -171,10 +177,8 @@ class DeltaMaker:
         self._memory = None
 
     def offer(self, content: Content, version: str) -> PlannedContent:
-        """Decide how `version` goes out. `content` is the full one. Call `committed` or `forget` afterwards.
-
-        Raises:
-            InvalidWeightsError: a changed element is NaN or infinite, and such weights are to be refused.
+        """Decide how `version` goes out. `content` is the full one. Call `committed` or `forget` afterwards. Raises
+        InvalidWeightsError if a changed element is NaN or infinite, and such weights are to be refused.
         """
         full, memory = content.weights, self._memory
         if self._refused is not None or not isinstance(full, TensorShards | SelfCompared):

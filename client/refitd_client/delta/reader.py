@@ -77,7 +77,6 @@ class ChangesSearch:
 
     @property
     def end(self) -> int:
-        """The end of the last."""
         return self._ends[-1] if self._runs else 0
 
     @property
@@ -243,9 +242,7 @@ def parse_delta(
 
 def check_memory(head: Head, max_bytes: int) -> None:
     """Check that a delta takes no more than `max_bytes`, before anything is unpacked: a few bytes may claim a terabyte.
-
-    Raises:
-        DeltaRefusedError: it takes more.
+    Raises DeltaRefusedError if it takes more.
     """
     if head.memory > max_bytes:
         raise DeltaRefusedError(f"it would take {head.memory} bytes of memory; at most {max_bytes} are given to it")

@@ -111,7 +111,6 @@ class _Copies:
         self._bits = _bits(run).copy()
 
     def fingerprints(self) -> dict[str, int]:
-        """The fingerprint of each tensor."""
         if len(self.run.entries) == 1:
             return {self.run.entries[0].name: fingerprint(self._bits)}
         found = fingerprints_together(self._bits, np.diff(self.begins))

@@ -70,10 +70,8 @@ class EncodedDelta:
 
 
 def encode(delta: Delta, compression: Compression = Compression.NONE) -> EncodedDelta:
-    """Lay a delta out as a file. Its indices are not checked to be in strict order.
-
-    Raises:
-        DeltaRefusedError: it has more tensors than its header may have, or zstd is wanted and missing.
+    """Lay a delta out as a file. Its indices are not checked to be in strict order. Raises DeltaRefusedError if it has
+    more tensors than its header may have, or zstd is wanted and missing.
     """
     if len(delta.changes) > MAX_TENSORS:
         raise DeltaRefusedError(f"{len(delta.changes)} tensors changed; a delta holds at most {MAX_TENSORS}")

@@ -37,11 +37,7 @@ class Bytes(Protocol):
 
 
 def make_folder(path: Path) -> None:
-    """Make one folder, with the permissions that the umask allows.
-
-    Raises:
-        FileExistsError: it exists.
-    """
+    """Make one folder, with the permissions that the umask allows. Raises FileExistsError if it exists."""
     path.mkdir()
 
 
@@ -59,10 +55,8 @@ def make_folders(path: Path) -> None:
 
 
 def create(path: Path, mode: int = 0o666) -> int:
-    """Open a new file for writing and return its descriptor. Its mode is `mode` less what the umask takes.
-
-    Raises:
-        FileExistsError: there is something of that name, be it a dangling link.
+    """Open a new file for writing and return its descriptor. Its mode is `mode` less what the umask takes. Raises
+    FileExistsError if there is something of that name, be it a dangling link.
     """
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
 

@@ -42,10 +42,7 @@ _PIDFD_OPEN = 434  # of syscall(2), the same number on every machine
 
 def memory_file(name: str) -> int:
     """Make a file without a place, in memory (memfd_create(2)), which /proc shows by this name. Returns its descriptor,
-    which programs that are executed do not inherit.
-
-    Raises:
-        OSError: there is no such memory.
+    which programs that are executed do not inherit. Raises OSError if there is no such memory.
     """
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name, _CLOSE_ON_EXEC)
@@ -53,10 +50,8 @@ def memory_file(name: str) -> int:
 
 
 def process_descriptor(pid: int) -> int:
-    """Open a process, to see when it has ended (pidfd_open(2)). Programs that are executed do not inherit it.
-
-    Raises:
-        OSError: it has ended; or the kernel has no such descriptors.
+    """Open a process, to see when it has ended (pidfd_open(2)). Programs that are executed do not inherit it. Raises
+    OSError if it has ended; or the kernel has no such descriptors.
     """
     if hasattr(os, "pidfd_open"):
         return os.pidfd_open(pid)
@@ -124,10 +119,8 @@ def plain_file(path: str | os.PathLike[str], *, within: int | None = None, follo
 
 @contextmanager
 def opened(path: Path) -> Generator[int, None, None]:
-    """A descriptor of a file of the trainer's, or of a link to one, for the length of the block.
-
-    Raises:
-        InvalidWeightsError: it cannot be read, or is no plain file.
+    """A descriptor of a file of the trainer's, or of a link to one, for the length of the block. Raises
+    InvalidWeightsError if it cannot be read, or is no plain file.
     """
     try:
         fd = open_plain(path, follow=True)
@@ -142,10 +135,8 @@ def opened(path: Path) -> Generator[int, None, None]:
 
 
 def read_plain(path: Path, most: int, *, follow: bool = False) -> bytes:
-    """The first `most` bytes of a file, or all of it if it has fewer; links are followed with `follow`.
-
-    Raises:
-        NotPlainError, OSError: as `open_plain`.
+    """The first `most` bytes of a file, or all of it if it has fewer; links are followed with `follow`. Raises
+    NotPlainError, OSError as `open_plain`.
     """
     with plain_file(path, follow=follow) as fd:
         return read_at(fd, min(most, os.fstat(fd).st_size), 0)
@@ -166,10 +157,8 @@ def _not_plain(number: int, path: str | os.PathLike[str]) -> NotPlainError:
 
 
 def fill(fd: int, data: memoryview, offset: int) -> None:
-    """Read into all of `data` from byte `offset` of a file on.
-
-    Raises:
-        OSError: the bytes cannot be read, or the file ends before.
+    """Read into all of `data` from byte `offset` of a file on. Raises OSError if the bytes cannot be read, or the file
+    ends before.
     """
     filled = 0
     while filled < len(data):

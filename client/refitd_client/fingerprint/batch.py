@@ -19,8 +19,8 @@ import torch
 
 from refitd_client.checkpoint.finite import NO_RULE, Rule
 from refitd_client.fingerprint.device import Rows, TensorPart, flat_bits, grouped, on_device, signed, whole_tensor
-from refitd_client.fingerprint.host import MASK, ROW, column_keys
-from refitd_client.fingerprint.tensors import ElementRows, Scan, ScanInput, fingerprints, has_triton
+from refitd_client.fingerprint.host import ROW, column_keys
+from refitd_client.fingerprint.tensors import ElementRows, Scan, ScanInput, both, fingerprints, has_triton, scans_in
 
 PROGRAMS_OVER_BUS = 32  # that share the reading over a bus: as fast as hundreds, and little of the GPU
 
@@ -55,9 +55,9 @@ class AddressScan:
             kernel.add_scan(rows, out, self._programs)
 
         def results() -> list[Scan]:
-            prints, bad = out.cpu().numpy().T.copy()
+            found = scans_in(out)
             self._spare = out
-            return [Scan(*each) for each in zip(prints.view(np.uint64).tolist(), bad.tolist(), strict=True)]
+            return found
 
         return results
 
@@ -207,12 +207,7 @@ class StripScan:
                 kernel.add_strips(each, self._out)
 
         def results() -> list[Scan]:
-            prints, bad = self._out.cpu().numpy().T.copy()
-            rest = zip(prints.view(np.uint64).tolist(), bad.tolist(), strict=True)
-            return [
-                Scan((some.fingerprint + added) & MASK, some.nonfinite + count)
-                for some, (added, count) in zip(bodies(), rest, strict=True)
-            ]
+            return [both(*each) for each in zip(bodies(), scans_in(self._out), strict=True)]
 
         return results
 

@@ -39,6 +39,17 @@ class Scan(NamedTuple):
     nonfinite: int
 
 
+def scans_in(out: Any) -> list[Scan]:
+    """The results in two int64 for each tensor. Waits for the device that they are on."""
+    prints, bad = out.cpu().numpy().T.copy()
+    return [Scan(*each) for each in zip(prints.view(np.uint64).tolist(), bad.tolist(), strict=True)]
+
+
+def both(one: Scan, other: Scan) -> Scan:
+    """The result for two parts of a tensor together."""
+    return Scan((one.fingerprint + other.fingerprint) & host.MASK, one.nonfinite + other.nonfinite)
+
+
 def fingerprints(tensors: Iterable[Any]) -> list[int]:
     """The fingerprints of dense tensors, in their order. As `scan`."""
     return [found.fingerprint for found in scan(ScanInput(tensor) for tensor in tensors)]
@@ -69,9 +80,7 @@ def begin_scan(inputs: Iterable[ScanInput]) -> Callable[[], list[Scan]]:
 
     def results() -> list[Scan]:
         for numbers, out in sums:
-            prints, bad = out.cpu().numpy().T.copy()
-            for number, each, count in zip(numbers, prints.view(np.uint64).tolist(), bad.tolist(), strict=True):
-                found[number] = Scan(each, count)
+            found.update(zip(numbers, scans_in(out), strict=True))
         return [found[number] for number in range(len(found))]
 
     return results
@@ -139,7 +148,6 @@ class ElementRows:
 
     @property
     def count(self) -> int:
-        """How many elements."""
         return self.width * self.rows
 
 
@@ -176,9 +184,7 @@ def _in_host_memory(part: PartInput) -> Scan:
     for rows in part.rows:
         total += _share(bits[at : at + rows.count], rows)
         at += rows.count
-    mask, pattern = part.rule
-    bad = 0 if part.rule == NO_RULE else int(np.count_nonzero((bits & bits.dtype.type(mask)) == pattern))
-    return Scan(total & host.MASK, bad)
+    return Scan(total & host.MASK, _nonfinite(bits, part.rule))
 
 
 def _share(bits: host.Bits, rows: ElementRows) -> int:
@@ -241,12 +247,9 @@ def _parts_on_device(parts: Sequence[PartInput]) -> list[Scan]:
     for (_, rule), some in pieces.items():
         for few in _few_at_once(some):
             _add(out, few, rule)
-    prints, bad = out.cpu().numpy().T.copy()
-    found = [Scan(*each) for each in zip(prints.view(np.uint64).tolist(), bad.tolist(), strict=True)]
+    found = scans_in(out)
     for number, each in enumerate(results()):
-        found[number] = Scan(
-            (found[number].fingerprint + each.fingerprint) & host.MASK, found[number].nonfinite + each.nonfinite
-        )
+        found[number] = both(found[number], each)
     return found
 
 

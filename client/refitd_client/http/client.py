@@ -274,7 +274,6 @@ class RefitClient:
 
 
 def httpx_options() -> dict[str, Any]:
-    """What httpx is told."""
     # Proxies and .netrc of the environment are not for a sidecar next door, and would see the token.
     return {"trust_env": False, "follow_redirects": False, "verify": no_certificates(), "limits": ONE_CALL_EACH}
 
@@ -335,10 +334,8 @@ class EventReader:
         return {"Accept": "text/event-stream", "Cache-Control": "no-store", **resume}
 
     def feed(self, chunk: bytes) -> Iterator[Event]:
-        """Yield the events that end in this chunk. `last_event_id` moves as each is yielded, and not before.
-
-        Raises:
-            BadStreamError: an event is not in refitd's form, or longer than `MAX_EVENT_BYTES`.
+        """Yield the events that end in this chunk. `last_event_id` moves as each is yielded, and not before. Raises
+        BadStreamError if an event is not in refitd's form, or longer than `MAX_EVENT_BYTES`.
         """
         *lines, self._rest = _LINE_END.split(self._rest + chunk)
         if chunk.endswith(b"\r"):  # half of \r\n, or a whole line end: the next byte decides

@@ -67,11 +67,7 @@ class Body:
         self._size = 0
 
     def add(self, piece: bytes) -> None:
-        """Take in what has come.
-
-        Raises:
-            AnswerRefusedError: that is too much.
-        """
+        """Take in what has come. Raises AnswerRefusedError if that is too much."""
         self.pieces.append(piece)
         self._size += len(piece)
         if self._size > self._most or len(self.pieces) > MOST_PIECES + self._size // _PACKET:
@@ -79,10 +75,8 @@ class Body:
 
 
 def body_of(response: httpx.Response, most: int) -> bytes:
-    """Read the body of a response, which was asked for with the headers `IDENTITY`.
-
-    Raises:
-        AnswerRefusedError: it has more, is in too many pieces, or compressed.
+    """Read the body of a response, which was asked for with the headers `IDENTITY`. Raises AnswerRefusedError if it has
+    more, is in too many pieces, or compressed.
     """
     body = Body(response, most)
     for piece in response.iter_bytes():
@@ -92,10 +86,8 @@ def body_of(response: httpx.Response, most: int) -> bytes:
 
 @contextmanager
 def ending_within(seconds: float) -> Generator[None]:
-    """Give the call that blocks in here so many seconds for all of its exchange, with `BoundedTransport`.
-
-    Raises:
-        TimeoutError: they were over before it was.
+    """Give the call that blocks in here so many seconds for all of its exchange, with `BoundedTransport`. Raises
+    TimeoutError if they were over before it was.
     """
     until = time.monotonic() + seconds
     token = _UNTIL.set(until)
@@ -182,10 +174,8 @@ class ClientTls:
         return cls(ca_file=_named("REFITD_CA_FILE"), cert=_named("REFITD_CLIENT_CERT"), key=_named("REFITD_CLIENT_KEY"))
 
     def context(self) -> ssl.SSLContext:
-        """What connections are made with: the same one as long as the files stay the same. Reads the files.
-
-        Raises:
-            ValueError: the files cannot be used, and never could be since this process began.
+        """What connections are made with: the same one as long as the files stay the same. Reads the files. Raises
+        ValueError if the files cannot be used, and never could be since this process began.
         """
         with _CONTEXTS_LOCK:
             stamp, kept = stamp_of(self.ca_file, self.cert, self.key), _KEPT_CONTEXTS.get(self)
@@ -250,11 +240,7 @@ def _stat(file: Path) -> tuple[int, int, int] | None:
 
 
 def load_authorities(context: ssl.SSLContext, file: Path) -> None:
-    """Trust the certificates of a file.
-
-    Raises:
-        ValueError: it cannot be read, or holds none.
-    """
+    """Trust the certificates of a file. Raises ValueError if it cannot be read, or holds none."""
     try:
         context.load_verify_locations(cafile=file)
     except ssl.SSLError as error:
@@ -264,10 +250,8 @@ def load_authorities(context: ssl.SSLContext, file: Path) -> None:
 
 
 def load_pair(context: ssl.SSLContext, cert: Path, key: Path) -> None:
-    """Show a certificate.
-
-    Raises:
-        ValueError: a file cannot be read, holds something else, or the key does not belong to the certificate.
+    """Show a certificate. Raises ValueError if a file cannot be read, holds something else, or the key does not belong
+    to the certificate.
     """
 
     def refuse() -> str:
@@ -326,11 +310,7 @@ def no_certificates() -> ssl.SSLContext:
 
 
 def blocking_transport(service_url: str) -> httpx.BaseTransport:
-    """A transport for a service's URLs.
-
-    Raises:
-        ValueError: the files for TLS cannot be used.
-    """
+    """A transport for a service's URLs. Raises ValueError if the files for TLS cannot be used."""
     return RenewedTransport(in_use()) if "https://" in service_url else BoundedTransport(no_certificates())
 
 
@@ -348,12 +328,10 @@ class RenewedTransport(httpx.BaseTransport):
         return inner
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """See httpx."""
         context, (before, inner) = self._tls.context(), self._now
         return (inner if context is before else self._made(context)).handle_request(request)
 
     def close(self) -> None:
-        """See httpx."""
         self._now[1].close()
 
 
@@ -409,11 +387,8 @@ class Connection:
 def connect_to(
     service_url: str | None = None, *, token: str | None = None, token_file: str | os.PathLike[str] | None = None
 ) -> Connection:
-    """Decide where the service is and with which token it is asked.
-
-    Raises:
-        ValueError: the URL is not one of an HTTP service, the token cannot be a token, or the files for TLS cannot be
-            used.
+    """Decide where the service is and with which token it is asked. Raises ValueError if the URL is not one of an HTTP
+    service, the token cannot be a token, or the files for TLS cannot be used.
     """
     named = service_url or os.environ.get("REFITD_URL") or DEFAULT_URL
     url, *others = dict.fromkeys(_check_url(each.strip()) for each in named.split(",") if each.strip() or named == each)

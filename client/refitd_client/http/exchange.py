@@ -210,7 +210,6 @@ def seconds_of(call: Call[Any], timeout: float) -> float:
 
 
 def reply_of(response: httpx.Response, body: bytes) -> HttpReply:
-    """A response with this body."""
     headers = {name.lower(): value for name, value in response.headers.items()}
     return HttpReply(url=str(response.url), status=response.status_code, headers=headers, body=body)
 

@@ -26,7 +26,7 @@ from refitd_client.bucket.objects import Bucket, is_bucket_url, require_folder
 from refitd_client.bucket.pointer import version_prefix
 from refitd_client.bucket.run import BucketRun
 from refitd_client.contract.naming import INCOMING_PREFIX, Order, parse_version_folder, version_id
-from refitd_client.delta.plan import Full
+from refitd_client.delta.change import Full
 from refitd_client.errors import BucketError, RunBusyError, StorageError
 from refitd_client.files import durable
 from refitd_client.publish.run_folder import RunFolder

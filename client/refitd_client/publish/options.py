@@ -8,7 +8,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
-from refitd_client.delta.plan import DeltaRules
+from refitd_client.delta.change import DeltaRules
 from refitd_client.publish.bucket_target import KEEP
 from refitd_client.publish.durability import DurabilityPolicy
 from refitd_client.write.content import BaseModel

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from refitd_client.contract.manifest import ManifestFile
-from refitd_client.delta.change import Indices
-from refitd_client.delta.plan import DeltaRules
+from refitd_client.delta.change import DeltaRules, Indices
 from refitd_client.errors import ServiceError
 from refitd_client.fingerprint import Bits
 from refitd_client.publish.durability import ALWAYS

@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refitd_client.checkpoint.finite import rule_of
-from refitd_client.delta.change import MANY_CHANGES, Indices, elements_of, in_a_row, index_type
-from refitd_client.delta.plan import DeltaRules
+from refitd_client.delta.change import MANY_CHANGES, DeltaRules, Indices, elements_of, in_a_row, index_type
 from refitd_client.delta.shadow import ChangedElements, ShadowDiff, Shadows
 from refitd_client.errors import PublishError
 from refitd_client.fingerprint import Bits, width_of

@@ -27,9 +27,8 @@ import xxhash
 from numpy.typing import NDArray
 
 from refitd_client.checkpoint.finite import NonFinite, Search
-from refitd_client.checkpoint.header import BITS
+from refitd_client.checkpoint.header import BITS, Header
 from refitd_client.checkpoint.opening import FileStat, Folder, check_unchanged
-from refitd_client.checkpoint.strict_header import Header
 from refitd_client.contract.manifest import BLOCK, digest_of_block, joined
 from refitd_client.files.plain_file import fill, read_at
 from refitd_client.fingerprint.host import MASK, ROW, bits_of, fingerprint, width_of

@@ -18,11 +18,9 @@ from threading import Event
 
 from refitd_client.checkpoint.fault import Code, Defect, shown
 from refitd_client.checkpoint.finite import any_nonfinite, count_nonfinite, kind_of
-from refitd_client.checkpoint.header import BITS
+from refitd_client.checkpoint.header import ALL_BITS, BITS, SCALES_END
 from refitd_client.checkpoint.inventory import Inventory, not_a_copy
 from refitd_client.checkpoint.opening import FileStat, Folder, check_unchanged
-from refitd_client.checkpoint.strict_header import BITS as ALL_BITS
-from refitd_client.checkpoint.strict_header import SCALES_END
 from refitd_client.contract.manifest import Manifest, TensorsSummary
 from refitd_client.contract.naming import DELTA_NAME, version_id
 from refitd_client.delta import DeltaFile, DeltaRefusedError
@@ -51,7 +49,6 @@ class Base:
 
     @property
     def summary(self) -> TensorsSummary:
-        """The summary of the model's tensors."""
         tensors = self.inventory.tensors.values()
         return TensorsSummary.of((tensor.dtype, prod(tensor.shape) * ALL_BITS[tensor.dtype] // 8) for tensor in tensors)
 

@@ -13,6 +13,14 @@ from threading import Event
 from typing import TypeVar
 
 from refitd_client.checkpoint.fault import Code, Defect, shown
+from refitd_client.checkpoint.header import (
+    MAX_TENSORS,
+    METADATA_KEY,
+    Header,
+    HeaderRefusedError,
+    TornFileError,
+    read_header,
+)
 from refitd_client.checkpoint.index import (
     MAX_INDEX_BYTES,
     MOST_OF_A_KIND,
@@ -27,14 +35,6 @@ from refitd_client.checkpoint.index import (
 )
 from refitd_client.checkpoint.inventory import Inventory, Reference
 from refitd_client.checkpoint.opening import CONFIG_NAME, ChangedError, FileStat, Folder, OpeningRefusedError, counts
-from refitd_client.checkpoint.strict_header import (
-    MAX_TENSORS,
-    METADATA_KEY,
-    Header,
-    HeaderRefusedError,
-    TornFileError,
-    read_header,
-)
 from refitd_client.contract.manifest import (
     MAX_MANIFEST_BYTES,
     Manifest,

@@ -64,7 +64,6 @@ class Marker:
     above: bool = False
 
     def is_among(self, names: Collection[str]) -> bool:
-        """Whether the file is among `names`."""
         return any(fnmatchcase(name, self.pattern) for name in names)
 
     @property
@@ -156,10 +155,8 @@ def lacks_manifest(seen: Structure) -> bool:
 
 
 def keep_manifest(root: Path, seen: Structure, manifest: Manifest) -> None:
-    """Write down the manifest of a folder that has none. It is durable when this returns.
-
-    Raises:
-        OSError: it cannot be written.
+    """Write down the manifest of a folder that has none. It is durable when this returns. Raises OSError if it cannot
+    be written.
     """
     folder = root / SERVICE_FOLDER / MANIFESTS
     make_folders(folder)
@@ -168,10 +165,8 @@ def keep_manifest(root: Path, seen: Structure, manifest: Manifest) -> None:
 
 
 def sign_manifest(root: Path, path: str, signature: str) -> None:
-    """Have a kept manifest count for the folder as it looks now: its files are other ones with the same bytes.
-
-    Raises:
-        OSError: there is no such manifest, or it cannot be written.
+    """Have a kept manifest count for the folder as it looks now: its files are other ones with the same bytes. Raises
+    OSError if there is no such manifest, or it cannot be written.
     """
     kept = _read(root, path)
     folder = root / SERVICE_FOLDER / MANIFESTS
@@ -201,10 +196,8 @@ def described(root: Path, seen: Structure) -> Structure:
 
 
 def kept_manifest(root: Path, path: str, signature: str) -> bytes:
-    """The manifest that the service keeps of a folder, as it wrote it when it sealed files with this signature.
-
-    Raises:
-        OSError: there is none, or none of these files.
+    """The manifest that the service keeps of a folder, as it wrote it when it sealed files with this signature. Raises
+    OSError if there is none, or none of these files.
     """
     try:
         kept = _read(root, path)
@@ -221,10 +214,8 @@ def has_kept_manifest(root: Path, path: str) -> bool:
 
 
 def forget_manifests(root: int, paths: Collection[str]) -> None:
-    """Delete the manifests that the service keeps of other folders than `paths`, which are relative to the root.
-
-    Raises:
-        OSError: one cannot be deleted.
+    """Delete the manifests that the service keeps of other folders than `paths`, which are relative to the root. Raises
+    OSError if one cannot be deleted.
     """
     wanted = {_name(path) for path in paths}
     with suppress(FileNotFoundError), _folder(root) as folder:

@@ -79,10 +79,8 @@ class AdapterRefusedError(ValueError):
 
 
 def parse_adapter(data: bytes) -> AdapterConfig:
-    """Parse a configuration of any origin.
-
-    Raises:
-        AdapterRefusedError: it is too large, no such JSON object, or of another kind of adapter.
+    """Parse a configuration of any origin. Raises AdapterRefusedError if it is too large, no such JSON object, or of
+    another kind of adapter.
     """
     if len(data) > MAX_CONFIG_BYTES:
         raise AdapterRefusedError(f"it is larger than {MAX_CONFIG_BYTES} bytes")

@@ -17,6 +17,7 @@ from typing import TypeVar
 import msgspec
 
 from refitd_client.checkpoint.fault import shown
+from refitd_client.checkpoint.header import Header, HeaderRefusedError, read_header
 from refitd_client.checkpoint.index import (
     MAX_INDEX_BYTES,
     CheckpointLayout,
@@ -28,7 +29,6 @@ from refitd_client.checkpoint.index import (
 )
 from refitd_client.checkpoint.inventory import Inventory, Reference
 from refitd_client.checkpoint.opening import CONFIG_NAME
-from refitd_client.checkpoint.strict_header import Header, HeaderRefusedError, read_header
 from refitd_client.contract.decoding import from_python_json
 from refitd_client.contract.naming import INDEX_NAME, MODEL_NAME
 from refitd_client.files.plain_file import NotPlainError, plain_file, read_at

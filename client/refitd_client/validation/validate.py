@@ -23,9 +23,9 @@ from dataclasses import dataclass
 import xxhash
 
 from refitd_client.checkpoint.fault import Code, Defect
+from refitd_client.checkpoint.header import SCALES_END, Header, is_scales
 from refitd_client.checkpoint.inventory import Difference, Different, Inventory, Reference, compare, listed, not_a_copy
 from refitd_client.checkpoint.opening import FileStat
-from refitd_client.checkpoint.strict_header import SCALES_END, Header, is_scales
 from refitd_client.contract.manifest import Manifest, digest_of_files
 from refitd_client.contract.naming import ADAPTER_CONFIG_NAME, ADAPTER_NAME, Order
 from refitd_client.contract.states import Kind

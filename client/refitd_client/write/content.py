@@ -193,11 +193,7 @@ class BaseModel:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Check that it is a model's folder.
-
-        Raises:
-            PublishError: there is no such folder, or no `config.json` in it.
-        """
+        """Check that it is a model's folder. Raises PublishError if there is none, or no `config.json` in it."""
         if not (folder / "config.json").is_file():
             raise PublishError(
                 f"base_model {folder} has no config.json: give a model's folder "
@@ -246,11 +242,7 @@ _OF_TENSORS: dict[str, tuple[Any, ...]] = {
 
 
 def require_as_it_is(what: str, options: Mapping[str, Any], *, is_adapter: bool) -> None:
-    """Refuse options of a publisher that do nothing to files.
-
-    Raises:
-        InvalidWeightsError: one of them is set.
-    """
+    """Refuse options of a publisher that do nothing to files. Raises InvalidWeightsError if one of them is set."""
     idle = _OF_TENSORS | ({"base_model": (None,)} if is_adapter else {})
     given = [f"{name}=" for name, without in idle.items() if options.get(name, without[0]) not in without]
     if given:
@@ -261,10 +253,8 @@ def require_as_it_is(what: str, options: Mapping[str, Any], *, is_adapter: bool)
 
 
 def fp8_blocks(casts: Casts, base: BaseModel | None) -> Fp8Blocks | None:
-    """What quantises weights, if any are to be quantised.
-
-    Raises:
-        PublishError: the base model is quantised in another way.
+    """What quantises weights, if any are to be quantised. Raises PublishError if the base model is quantised in another
+    way.
     """
     if not casts.has_fp8_block:
         return None
@@ -363,10 +353,8 @@ class WeightsReader:
     )
 
     def content(self, weights: Any) -> Content:
-        """Recognise the weights, and check what can be checked without reading tensors.
-
-        Raises:
-            InvalidWeightsError: it cannot be a version.
+        """Recognise the weights, and check what can be checked without reading tensors. Raises InvalidWeightsError if
+        it cannot be a version.
         """
         if isinstance(weights, Content):  # from several ranks, which agreed on it before (`sharded/`)
             return weights

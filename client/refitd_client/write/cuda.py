@@ -41,10 +41,8 @@ _NO_DRIVER = 100  # CUDA_ERROR_NO_DEVICE
 
 def copy(direction: Direction, target: int, source: int, count: int, stream: Any) -> None:
     """Begin a copy of `count` bytes between host memory and the GPU of a torch stream, which must be the current
-    device. `target` and `source` are addresses, and the copy goes `up` to the GPU or `down` from it.
-
-    Raises:
-        RuntimeError: the driver will not.
+    device. `target` and `source` are addresses, and the copy goes `up` to the GPU or `down` from it. Raises
+    RuntimeError if the driver will not.
     """
     error = _copy_functions()[direction](target, source, count, stream.cuda_stream)
     if error:
@@ -67,10 +65,7 @@ class Memcpy2D(ctypes.Structure):
 
 def copy_rows_down(target: int, pitch: int, source: int, width: int, rows: int, stream: Any) -> None:
     """Begin a copy, as `copy`, of rows of `width` bytes that lie together in a GPU's memory to rows of host memory,
-    each of which begins `pitch` bytes after the one before.
-
-    Raises:
-        RuntimeError: the driver will not.
+    each of which begins `pitch` bytes after the one before. Raises RuntimeError if the driver will not.
     """
     move = Memcpy2D(
         srcMemoryType=DEVICE_MEMORY, srcDevice=source, srcPitch=width,

@@ -114,10 +114,8 @@ class DeviceShards:
     """The shards of one version. `finish` must be called, in any thread."""
 
     def __init__(self, staging: Staging, shards: Sequence[Shard], *, check_finite: bool, fingerprinted: bool) -> None:
-        """Begin everything.
-
-        Raises:
-            InvalidWeightsError: a tensor on a GPU holds a value that is not finite. Nothing is written any more then.
+        """Begin everything. Raises InvalidWeightsError if a tensor on a GPU holds a value that is not finite. Nothing
+        is written any more then.
         """
         self._staging = staging
         self._check_finite = check_finite

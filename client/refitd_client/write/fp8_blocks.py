@@ -23,8 +23,7 @@ from typing import Any, cast
 
 import msgspec
 
-from refitd_client.checkpoint.header import Entry
-from refitd_client.checkpoint.strict_header import SCALES_END
+from refitd_client.checkpoint.header import SCALES_END, Entry
 from refitd_client.contract.decoding import from_python_json
 from refitd_client.errors import PublishError
 from refitd_client.files.plain_file import read_plain
@@ -47,10 +46,7 @@ class Fp8Blocks:
 
     def __init__(self, casts: Casts, folder: Path | None, names: frozenset[str] | None) -> None:
         """Read what the base model, if there is one, says of its quantisation. `names` are the tensors in its
-        checkpoint.
-
-        Raises:
-            PublishError: it is quantised in another way.
+        checkpoint. Raises PublishError if it is quantised in another way.
         """
         self._casts = casts
         self._config = {} if folder is None else _read(folder / "config.json")
@@ -66,10 +62,8 @@ class Fp8Blocks:
         self._scaled = {name for name in names or () if name.endswith(SCALES_END)}
 
     def sources(self, source: TensorSource) -> list[TensorSource]:
-        """What is published of a tensor: itself, or its elements in fp8 and their scales.
-
-        Raises:
-            InvalidWeightsError: it would have to be quantised, and is no torch tensor.
+        """What is published of a tensor: itself, or its elements in fp8 and their scales. Raises InvalidWeightsError if
+        it would have to be quantised, and is no torch tensor.
         """
         entry, held = source.entry, source.held
         if not self._takes(entry):

@@ -276,10 +276,8 @@ class ShardChecks:
         return self._digest.text
 
     def add(self, entries: Sequence[Entry], begin: int, piece: NDArray[np.uint8]) -> None:
-        """Take bytes of a run: of a single tensor those from byte `begin` on, of several tensors all.
-
-        Raises:
-            InvalidWeightsError: they end a tensor that has elements that are NaN or infinite, and that is refused.
+        """Take bytes of a run: of a single tensor those from byte `begin` on, of several tensors all. Raises
+        InvalidWeightsError if they end a tensor that has elements that are NaN or infinite, and that is refused.
         """
         last = entries[-1]
         if self._check_finite and any_nonfinite(last.dtype, piece):
@@ -380,11 +378,7 @@ def checkpoint_names(
 
 
 def convert(module: Any, state: Mapping[str, Any]) -> dict[str, Any]:
-    """The module's tensors as its checkpoint has them.
-
-    Raises:
-        InvalidWeightsError: transformers cannot convert them.
-    """
+    """The module's tensors as its checkpoint has them. Raises InvalidWeightsError if they cannot be converted."""
     plain = plain_names(state)
     return _reverted(_pretrained(module), {plain[name]: value for name, value in state.items()})
 

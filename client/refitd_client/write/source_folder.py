@@ -73,10 +73,7 @@ class SourceCheckpoint:
 
 def open_checkpoint(folder: Path, *, once: bool = False) -> SourceCheckpoint:
     """Read a folder's listing, its index and the headers of its shards. With `once` a folder that a model was saved to
-    more than once is refused.
-
-    Raises:
-        InvalidWeightsError: it is no checkpoint in safetensors, or an incomplete one.
+    more than once is refused. Raises InvalidWeightsError if it is no checkpoint in safetensors, or an incomplete one.
     """
     path = folder / INDEX_NAME
     try:

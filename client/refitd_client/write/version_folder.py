@@ -132,11 +132,7 @@ class StagedShard:
             durable.overwrite(self.mapped, data, offset)
 
     def get(self, offset: int, count: int) -> NDArray[np.uint8]:
-        """Read back `count` bytes from byte `offset` on.
-
-        Raises:
-            OSError: the file has become shorter.
-        """
+        """Read back `count` bytes from byte `offset` on. Raises OSError if the file has become shorter."""
         if self.mapped is not None:
             return self.mapped.bytes[offset : offset + count]
         data = np.frombuffer(os.pread(self.fd, count, offset), np.uint8)
@@ -156,7 +152,6 @@ class StagedFile:
         self._digest = FileDigest()
 
     def write(self, data: bytes | memoryview) -> None:
-        """Append bytes."""
         durable.write(self.fd, data)
         self.count(data)
 
@@ -178,7 +173,6 @@ class StagedFile:
         return self._digest.digest
 
     def entry(self) -> ManifestFile:
-        """The file's entry in the manifest."""
         return ManifestFile(size=self._size, digest=self._digest.text)
 
 
@@ -263,20 +257,16 @@ class Staging:
             os.close(self._open.popitem()[1].fd)
 
     def require_space(self, needed: int) -> None:
-        """Fail now if the version would fail later for want of space.
-
-        Raises:
-            NoSpaceError: the file system has fewer than `needed` bytes free.
+        """Fail now if the version would fail later for want of space. Raises NoSpaceError if the file system has fewer
+        than `needed` bytes free.
         """
         free = free_bytes(self.path)
         if free < needed:
             raise no_space(self.path.parent, needed, free)
 
     def commit(self, manifest: bytes, manifest_name: str, target: Path) -> None:
-        """Write the manifest, last, and give the version its name.
-
-        Raises:
-            OSError: `target` exists and is not an empty folder, or anything else; no version is visible then.
+        """Write the manifest, last, and give the version its name. Raises OSError if `target` exists and is not an
+        empty folder, or anything else; no version is visible then.
         """
         with self._laps.lap("sync"):
             durable.write_file(self.path / manifest_name, manifest)

@@ -11,8 +11,8 @@ from refitd.policy.chain import NoBase, base_of, chain_of
 from refitd.root.handle import LISTING_SECONDS, RootHangsError, RootThreads
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
+from refitd_client.checkpoint.header import BoundedCache
 from refitd_client.checkpoint.inventory import Reference
-from refitd_client.checkpoint.strict_header import BoundedCache
 from refitd_client.validation.delta import Base
 from refitd_client.validation.reference import ReferenceRefusedError, read_reference
 from refitd_client.validation.validate import Structure

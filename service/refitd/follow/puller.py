@@ -24,7 +24,7 @@ from refitd.follow.resuming import PullJournal, drop_others
 from refitd.follow.tasks import in_thread
 from refitd.follow.transfer import Sources, Transfer, again
 from refitd.follow.upstream import FilePart, StoreError, UnreachableError, WrongError
-from refitd_client.checkpoint.strict_header import MAX_HEADER_BYTES
+from refitd_client.checkpoint.header import MAX_HEADER_BYTES
 from refitd_client.contract.manifest import Manifest, ManifestRefusedError, parse_manifest
 from refitd_client.contract.naming import MANIFEST_NAME, Order, ShardLayout, slots_path, version_id
 from refitd_client.errors import RefitError

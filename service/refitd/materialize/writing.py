@@ -34,9 +34,8 @@ from refitd.reclaim.trash import sync
 from refitd.root.handle import below, made, root_at
 from refitd.state.copy import COPIES_PATH, MAX_NOTE_BYTES, NOTE, Copy, Note, parse_note
 from refitd.state.version import VersionRecord
-from refitd_client.checkpoint.header import BITS, Entry
+from refitd_client.checkpoint.header import BITS, Entry, Header, HeaderRefusedError, read_header
 from refitd_client.checkpoint.opening import ChangedError, Folder, OpeningRefusedError, listing_of, signature_of
-from refitd_client.checkpoint.strict_header import Header, HeaderRefusedError, read_header
 from refitd_client.contract.manifest import FileDigest
 from refitd_client.contract.naming import DELTA_NAME, MANIFEST_NAME, run_slots
 from refitd_client.delta import DeltaFile, DeltaRefusedError, check_fits

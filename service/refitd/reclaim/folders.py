@@ -28,7 +28,7 @@ from refitd.root.handle import (
     root_at,
 )
 from refitd.root.outcome import Discarded, Emptied, Gone, Refused, Slot, sentence
-from refitd_client.checkpoint.strict_header import HeaderRefusedError, TornFileError, read_header
+from refitd_client.checkpoint.header import HeaderRefusedError, TornFileError, read_header
 from refitd_client.contract.manifest import MAX_MANIFEST_BYTES, Manifest, ManifestRefusedError, parse_manifest
 from refitd_client.contract.naming import MANIFEST_NAME
 from refitd_client.files.plain_file import plain_file, read_at

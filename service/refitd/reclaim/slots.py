@@ -27,7 +27,7 @@ from uuid import uuid4
 from refitd.reclaim.trash import condemn, sync
 from refitd.root.handle import below, let_through, made, opened, parts_below
 from refitd.root.outcome import Discarded, Gone, Refused, Slot, sentence
-from refitd_client.checkpoint.strict_header import MAX_HEADER_BYTES
+from refitd_client.checkpoint.header import MAX_HEADER_BYTES
 from refitd_client.contract.naming import (
     MANIFEST_NAME,
     SERVICE_FOLDER,

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import xxhash
 
+from refitd_client.checkpoint.header import Header, TensorSpec
 from refitd_client.checkpoint.inventory import Inventory, Reference, Tensor, compare, inventory_of, listed, not_a_copy
-from refitd_client.checkpoint.strict_header import Header, TensorSpec
 from refitd_client.contract.naming import SERVICE_FOLDER, parse_version_folder, parse_version_id, version_folder
 from refitd_client.transport.device import uuid_of
 from refitd_client.transport.offer import HostPlace, Offer, OfferRefusedError

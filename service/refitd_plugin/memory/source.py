@@ -17,10 +17,10 @@ from threading import Event
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
+from refitd_client.checkpoint.header import Header, HeaderRefusedError, read_header
 from refitd_client.checkpoint.index import MAX_INDEX_BYTES, IndexRefusedError, lay_out, parse_index
 from refitd_client.checkpoint.inventory import Reference, inventory_of
 from refitd_client.checkpoint.opening import ChangedError, Folder, OpeningRefusedError
-from refitd_client.checkpoint.strict_header import Header, HeaderRefusedError, read_header
 from refitd_client.contract.naming import INDEX_NAME, MANIFEST_NAME, SERVICE_FOLDER, version_id
 from refitd_client.files.plain_file import read_plain
 from refitd_client.validation.examine import examine, signature, structure

@@ -30,9 +30,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from refitd_client.checkpoint.header import Header
 from refitd_client.checkpoint.inventory import Reference
 from refitd_client.checkpoint.opening import ChangedError, FileStat, Folder, OpeningRefusedError
-from refitd_client.checkpoint.strict_header import Header
 from refitd_client.contract.decoding import msgpack_decoder
 from refitd_client.contract.manifest import Manifest
 from refitd_client.files.plain_file import memory_file

@@ -21,8 +21,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from refitd_client.checkpoint.header import Header
 from refitd_client.checkpoint.inventory import Inventory, inventory_of
-from refitd_client.checkpoint.strict_header import Header
 from refitd_client.contract.decoding import msgpack_decoder
 from refitd_client.contract.naming import version_id
 from refitd_client.validation.validate import Structure

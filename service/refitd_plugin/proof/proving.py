@@ -21,7 +21,7 @@ from weakref import ref
 import torch
 
 from refitd_client.checkpoint.finite import rule_of
-from refitd_client.checkpoint.strict_header import Header, TensorSpec
+from refitd_client.checkpoint.header import Header, TensorSpec
 from refitd_client.contract.plugin import TensorProof
 from refitd_client.fingerprint.batch import PROGRAMS_OVER_BUS, AddressScan
 from refitd_client.fingerprint.device import TensorPart

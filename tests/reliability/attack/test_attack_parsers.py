@@ -13,8 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from safetensors import SafetensorError, deserialize
 
+from refitd_client.checkpoint.header import Header, HeaderRefusedError, read_header
 from refitd_client.checkpoint.index import Index, IndexRefusedError, parse_index
-from refitd_client.checkpoint.strict_header import Header, HeaderRefusedError, read_header
 from refitd_client.contract.manifest import Manifest, ManifestFile, ManifestRefusedError, TensorsSummary, parse_manifest
 from refitd_client.delta import Change, Compression, Delta, DeltaRefusedError, encode, layout, parse_delta
 from support.fuzz import FUZZ, changed, check_sentence, within_bounds

@@ -22,7 +22,7 @@ from refitd.problem import ProblemError
 from refitd_client.contract.naming import Order, parse_version_folder, version_folder, version_id
 from refitd_client.contract.states import EngineState, Kind, Standing
 from refitd_client.contract.wire import Move, NewEngine, Notice, Rollback, RunChange
-from refitd_client.delta.plan import last_served
+from refitd_client.delta.change import last_served
 
 from .disk import Make, SimDisk, SimFolder
 from .life import Life

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refitd_client.checkpoint.finite import NonFinite, Search
+from refitd_client.checkpoint.header import Header, read_header
 from refitd_client.checkpoint.opening import ChangedError, Folder
-from refitd_client.checkpoint.strict_header import Header, read_header
 from refitd_client.contract.manifest import joined
 from refitd_client.fingerprint.host import bits_of, fingerprint, width_of
 from refitd_client.validation import contents

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from safetensors import deserialize
 from safetensors.numpy import save
 
-from refitd_client.checkpoint import strict_header as header
-from refitd_client.checkpoint.strict_header import (
+from refitd_client.checkpoint import header
+from refitd_client.checkpoint.header import (
     BITS,
     MAX_HEADER_BYTES,
     BoundedCache,

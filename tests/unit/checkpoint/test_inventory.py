@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from refitd_client.checkpoint.header import Header, TensorSpec
 from refitd_client.checkpoint.inventory import (
     Difference,
     Inventory,
@@ -16,7 +17,6 @@ from refitd_client.checkpoint.inventory import (
     inventory_of,
     listed,
 )
-from refitd_client.checkpoint.strict_header import Header, TensorSpec
 
 EMBED, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 MODEL = {EMBED: Tensor("BF16", (8, 4)), NORM: Tensor("BF16", (4,)), HEAD: Tensor("BF16", (8, 4))}

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from refitd_client import InvalidWeightsError, PublishError, PublishOptions, WeightPublisher
 from refitd_client.checkpoint import header
-from refitd_client.checkpoint.strict_header import MAX_HEADER_BYTES, HeaderRefusedError, read_header
+from refitd_client.checkpoint.header import MAX_HEADER_BYTES, HeaderRefusedError, read_header
 from refitd_client.contract.states import Kind
 from refitd_client.files import durable
 from support import published

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refitd_client.checkpoint.strict_header import BoundedCache
+from refitd_client.checkpoint.header import BoundedCache
 
 
 def test_what_was_longest_not_asked_for_goes_first() -> None:

@@ -23,7 +23,7 @@ from refitd.observe.traces import Traces
 from refitd.policy.roster import move
 from refitd.state.copy import NOTE
 from refitd_client.contract.states import Kind, VersionState
-from refitd_client.delta.plan import Full
+from refitd_client.delta.change import Full
 from support.checkpoints import publish
 from support.deltas import Trainer, in_folder, same, training
 from support.services import Stage, serving

@@ -12,7 +12,7 @@ from refitd_client.bucket.objects import Bucket
 from refitd_client.bucket.pointer import version_prefix
 from refitd_client.contract.naming import Order
 from refitd_client.contract.states import Kind
-from refitd_client.delta.plan import DeltaRules
+from refitd_client.delta.change import DeltaRules
 from refitd_client.errors import BucketError, RunBusyError
 from support.buckets import NAME, RUN, KilledError, ScriptedBucket, counted, keys, nth, unreachable
 from support.checkpoints import tensors

@@ -7,10 +7,10 @@ import pytest
 
 from refitd_client.checkpoint.fault import Code, Defect
 from refitd_client.checkpoint.finite import NonFinite
+from refitd_client.checkpoint.header import Header, TensorSpec
 from refitd_client.checkpoint.index import CheckpointLayout
 from refitd_client.checkpoint.inventory import Inventory, Reference, Tensor, inventory_of
 from refitd_client.checkpoint.opening import FileStat
-from refitd_client.checkpoint.strict_header import Header, TensorSpec
 from refitd_client.contract.manifest import Manifest, ManifestFile, TensorsSummary, digest_of_files
 from refitd_client.contract.naming import Order
 from refitd_client.contract.states import Kind

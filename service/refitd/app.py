@@ -27,7 +27,7 @@ from refitd.catalog.intake import Intake
 from refitd.catalog.references import References
 from refitd.clock import SystemClock
 from refitd.diagnose.preflight import keys_without_token, stranger, why_unread
-from refitd.discovery import parse_place
+from refitd.discovery.place import parse_place
 from refitd.discovery.scout import Scout
 from refitd.engine.plugin.client import Leads
 from refitd.engine.registry import connector
@@ -251,7 +251,11 @@ def compose(
     """Make every part and hand it what it needs. Call it on the event loop.
 
     Args:
+        settings: of the service.
+        store: the journal's records.
+        targets: what engines are to serve.
         guard: says why what is at the root's path is not the root.
+        telemetry: what the service measures of itself.
         leads: what plugins hear of the service that loads their engines.
         port: the one that the service listens on.
         lead: of its group; no engine is called when that is over. None for a service alone.

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_settings import NoDecode
 
 from refitd.api.options import AccessSettings, ApiValues
-from refitd.discovery import check_places
+from refitd.discovery.place import check_places
 from refitd.engine.address import check_adapter_name, parse_allow_list
 from refitd.engine.kind import EngineAccess
 from refitd.engine.registry import EngineSpec, check_engine, check_pause_mode, named_engines
@@ -238,6 +238,7 @@ class Settings(AccessSettings, FollowSettings, PushSettings):
 
     @property
     def catalog_rules(self) -> CatalogRules:
+        """The rules of the catalog."""
         return CatalogRules(
             scan_interval=self.scan_interval,
             settle_for=self.settle,
@@ -250,6 +251,7 @@ class Settings(AccessSettings, FollowSettings, PushSettings):
 
     @property
     def engine_specs(self) -> dict[str, EngineSpec]:
+        """The engines that `engines` names, by id."""
         return named_engines(self.engines)
 
     @property

@@ -263,7 +263,13 @@ class KvCache:
             part[: len(rows), :, :length] = part[index, :, :length]
 
     def fill(self, first: int, rows: int, length: int) -> Attend:
-        """Attention for whole prompts, which writes to the cache."""
+        """Attention for whole prompts, which writes to the cache.
+
+        Args:
+            first: the first row.
+            rows: how many rows.
+            length: positions from 0 on.
+        """
         self._reserve(first + rows, length)
         target = slice(first, first + rows)
 

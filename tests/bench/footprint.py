@@ -65,8 +65,7 @@ async def _fill(state: Path) -> None:
                     path=f"bench/{version_folder(order)}",
                     state=VersionState.DELETED,
                     created_at="2026-01-01T00:00:00Z",
-                    served_at="2026-01-01T00:00:01Z",
-                ),
+                ).having(served_at="2026-01-01T00:00:01Z"),
                 step,
             )
         )

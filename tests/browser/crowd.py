@@ -44,7 +44,7 @@ class _Plan:
         """See `Sweeper`."""
         reasons = [f"engine {name} serves it" for name in self._store.engines]
         items = [
-            Reclaimable(path=version.path, keep=True, reasons=reasons, version=version.id, bytes=version.bytes)
+            Reclaimable(path=version.path, keep=True, reasons=reasons, version=version.id, bytes=version.files.bytes)
             for version in self._store.versions.values()
         ]
         return ReclaimPlan(items=items, freed_bytes=0)

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,7 +70,7 @@ async def test_the_copy_for_engines_is_a_stage_with_a_colour_a_legend_and_its_pl
     async with serving(tmp_path) as stage, listening(stage.api) as server:
         await stage.served(1)
         timings = {"pause": 40.0, "load": 300.0, "copy": 200.0, "validate": 100.0}
-        stage.store.put_version(replace(stage.store.versions["run~v000001"], timings=timings))
+        stage.store.put_version(stage.store.versions["run~v000001"].having(timings=timings))
         await opened(page, server)
         await expect(page.get_by_role("list", name="Stages of an update")).to_contain_text("copy")
         bar = page.get_by_role("img", name="Step 1: validate 100 ms, copy 200 ms, pause 40 ms, load 300 ms")
@@ -121,7 +120,7 @@ async def test_a_rejected_version_says_why(page: Page, tmp_path: Path) -> None:
         del weights["layer.1.weight"]
         publish(stage.root, "run", 2, weights)
         await stage.rejected("run~v000002")
-        timed = replace(stage.store.versions["run~v000002"], timings={"publish": 12.0, "validate": 3.0})
+        timed = stage.store.versions["run~v000002"].having(timings={"publish": 12.0, "validate": 3.0})
         stage.store.put_version(timed)  # as one that its trainer has announced
         await opened(page, server)
         await expect(page.locator(".run li").first).to_contain_text("Step 2 is REJECTED")

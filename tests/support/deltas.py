@@ -100,10 +100,7 @@ def record_of(root: Path, publication: Publication) -> VersionRecord:
         created_at="",
         kind=seen.manifest.kind,
         base=seen.manifest.base,
-        digest=seen.manifest.digest,
-        signature=seen.signature,
-        owned=True,
-    )
+    ).having(digest=seen.manifest.digest, signature=seen.signature, owned=True)
 
 
 def chain(trainer: Trainer, root: Path, length: int) -> list[VersionRecord]:

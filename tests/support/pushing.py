@@ -20,14 +20,8 @@ def has(store: Store, root: Path, step: int) -> None:
     """A good version of the hub."""
     folder = publish(root, RUN, step, tensors(step))
     record = VersionRecord(
-        run=RUN,
-        order=Order(1, step),
-        path=f"{RUN}/{folder.name}",
-        state=VersionState.SEALED,
-        created_at="",
-        digest=parse_manifest((folder / MANIFEST_NAME).read_bytes()).digest,
-        owned=True,
-    )
+        run=RUN, order=Order(1, step), path=f"{RUN}/{folder.name}", state=VersionState.SEALED, created_at=""
+    ).having(digest=parse_manifest((folder / MANIFEST_NAME).read_bytes()).digest, owned=True)
     store.put_version(record)
 
 

@@ -21,7 +21,9 @@ def version(step: int, *, generation: int = 1, run: str = "run", **fields: Any) 
         "shards": "shards",
         "signature": f"signature-{generation}-{step}",
     }
-    return VersionRecord(run=run, order=order, **(defaults | fields))
+    facts = defaults | fields
+    own = {name: facts.pop(name) for name in ("path", "state", "created_at")}
+    return VersionRecord(run=run, order=order, **own).having(**facts)
 
 
 def engine(name: str = "a", **fields: Any) -> EngineRecord:

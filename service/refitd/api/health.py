@@ -59,6 +59,7 @@ async def faults_now(store: Store) -> Faults:
 
 
 def faults_of(store: Store, journal: str | None) -> Faults:
+    """Return the store's faults with that of the journal."""
     faults = store.faults
     return Faults(
         root=faults.root,
@@ -201,7 +202,7 @@ class StoreCollector(Collector):
         yield family
 
     def _bytes(self) -> Iterator[Metric]:
-        held = sum(version.bytes or 0 for version in self._store.versions.values())
+        held = sum(version.files.bytes or 0 for version in self._store.versions.values())
         yield GaugeMetricFamily("refitd_held_bytes", "Bytes of versions on disk", value=held)
         family = GaugeMetricFamily(
             "refitd_kept_bytes", "Bytes in the root by what they are kept for, as of the last sweep", labels=["why"]

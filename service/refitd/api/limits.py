@@ -180,6 +180,7 @@ class WaitingRequests:
 
     @property
     def count(self) -> int:
+        """How many wait now."""
         return len(self._held)
 
     @contextmanager

@@ -2,7 +2,7 @@
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fastapi import APIRouter
 
@@ -65,7 +65,7 @@ async def rollback(order: Rollback, service: ServiceOf) -> Version:
     plan = await _planned(service, order)
     for version in plan.barred:
         text = f"barred: run {order.run} rolls back to {plan.goal.id}"
-        service.store.put_version(replace(version, barred=True), text)
+        service.store.put_version(version.having(barred=True), text)
     service.store.leave_behind(order.run, _not_known(service, order.run, plan.goal))
     await service.decided()
     return presented(service, plan.goal)

@@ -48,6 +48,7 @@ class Address:
 
     @property
     def port(self) -> int:
+        """The port."""
         return int(self.sockets[0].getsockname()[1])
 
 
@@ -144,6 +145,7 @@ class BoundedServer(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def startup(self, sockets: list[Socket] | None = None) -> None:
+        """Listen, and say where."""
         await super().startup(sockets)
         if self.started:
             port = self.servers[0].sockets[0].getsockname()[1]
@@ -151,6 +153,7 @@ class BoundedServer(uvicorn.Server):
             self.listens(f"{scheme}://{self.config.host}:{port}")
 
     def listens(self, url: str) -> None:
+        """Called when it listens."""
         raise NotImplementedError  # each server that is made of it prints that in its own way
 
 
@@ -176,4 +179,5 @@ class Server(BoundedServer):
                 signal.signal(number, signal.SIG_IGN)  # a second one must not cut an update in half
 
     def listens(self, url: str) -> None:
+        """Say where."""
         announce(f"refitd ready on {url}")

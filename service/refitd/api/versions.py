@@ -4,7 +4,6 @@ import asyncio
 import base64
 import binascii
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Annotated, Literal
 
 import msgspec
@@ -236,7 +235,7 @@ async def _set_pin(service: Service, version_id: str, *, pinned: bool) -> Versio
     if record.state.is_over and pinned:
         raise ProblemError(Slug.VERSION_NOT_GOOD, f"{record.id} is {record.state}: it is too late to keep it")
     if record.pinned is not pinned:
-        record = replace(record, pinned=pinned)
+        record = record.having(pinned=pinned)
         service.store.put_version(record, "pinned" if pinned else "unpinned")
     await service.decided()
     return presented(service, record)
@@ -260,7 +259,7 @@ def presented(service: Service, record: VersionRecord, *, engines: bool = True) 
 def _why_waiting(service: Service, record: VersionRecord) -> str | None:
     """What a delta waits for, or what an operator is asked about a step that appeared after a later one."""
     target, materializer = service.targets.of_run(record.run).target, service.materializer
-    known = service.store.versions_of(record.run) if record.after is not None else []
+    known = service.store.versions_of(record.run) if record.announced.after is not None else []
     if target is not None and passed_over(known, target) == record:
         return question_about(record, target)
     return None if materializer is None else materializer.why_waiting(record)

@@ -19,7 +19,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
@@ -138,8 +137,7 @@ class Arrivals:
             state=VersionState.ANNOUNCED,
             created_at=self._store.clock.now(),
             kind=self._rules.kind,
-            after=after,
-        )
+        ).having(after=after)
         self._store.put_version(record, text if after is None else f"{text}, after {after}, which stays the newest")
         self._waiting.changed.notify()
 
@@ -241,15 +239,16 @@ class Catalog:
         validated when the service died is validated once more; after the third death it is set aside.
         """
         for version in list(self._store.versions.values()):
-            if version.unended >= MOST_DEATHS:
-                text = f"set aside: the service died {version.unended} times while it validated this version. See in "
+            if version.verdict.unended >= MOST_DEATHS:
+                times = version.verdict.unended
+                text = f"set aside: the service died {times} times while it validated this version. See in "
                 why = "the log of the service, or of its container, why it died (often for want of memory), then "
                 self._judge.reject(version.id, f"{text}{why}{ANNOUNCE_AGAIN}", Code.SET_ASIDE)
-            elif version.unended:
+            elif version.verdict.unended:
                 text = "the service died while it validated this version: it is validated again, by itself"
                 self._store.say("version", version.id, text)
-            elif version.state is VersionState.REJECTED and version.code is Code.NO_REFERENCE:
-                again = replace(version, state=VersionState.ANNOUNCED, reason=None, code=None)
+            elif version.state is VersionState.REJECTED and version.verdict.code is Code.NO_REFERENCE:
+                again = version.having(state=VersionState.ANNOUNCED, reason=None, code=None)
                 self._store.put_version(again, "looked at again: there may be a model to hold it against now")
 
     async def _wake_when_models_come(self) -> None:

@@ -16,7 +16,6 @@ One version is read at a time. One that keeps changing takes at most a tenth of 
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 
 from refitd.catalog.files import Files, Unreadable
 from refitd.catalog.judge import LONGEST_RETRY_SECONDS, RETRY_SECONDS, Judge, Waiting
@@ -69,7 +68,7 @@ class FileChecks:
         current = self._store.versions.get(record.id)
         if current is not None and current.state is VersionState.SEALED:
             self._compare(current, found)
-        return found == record.signature
+        return found == record.files.signature
 
     async def check_all(self) -> None:
         """Check sealed and lost versions, those without a verdict, and rejected folders that may have been mended."""
@@ -79,7 +78,7 @@ class FileChecks:
             if each.state.may_be_target
             or each.state.is_open
             # A rejected folder of a trainer's own format: no notice says that it was mended.
-            or (each.state is VersionState.REJECTED and is_foreign(each.path) and not each.noticed)
+            or (each.state is VersionState.REJECTED and is_foreign(each.path) and not each.announced.noticed)
         ]
         signatures = await self._files.signatures([version.path for version in versions])
         self._due = {id_: due for id_, due in self._due.items() if id_ in self._store.versions}
@@ -97,7 +96,7 @@ class FileChecks:
             case VersionState.LOST:
                 self._compare_lost(version, found)
             case VersionState.REJECTED:
-                if None not in {found, version.signature} and found != version.signature:
+                if None not in {found, version.files.signature} and found != version.files.signature:
                     self._judge_again(version, f"looked at again: {version.path} has changed since it was rejected")
             case _:
                 if found is None and not version.handed:
@@ -106,19 +105,19 @@ class FileChecks:
     def _compare_sealed(self, version: VersionRecord, found: str | None) -> None:
         if found is None:
             self._lose(version, f"{version.path} is gone since it was checked: publish the step again")
-        elif found != version.signature:
+        elif found != version.files.signature:
             self._doubt(version, f"{version.path} has changed since it was checked: it is read again")
-        elif version.in_doubt:
-            self._store.put_version(replace(version, in_doubt=False))  # it looks as it did before
+        elif version.verdict.in_doubt:
+            self._store.put_version(version.having(in_doubt=False))  # it looks as it did before
         elif _is_to_confirm(version) and version.id not in self._due:
             self._due[version.id] = self._store.clock.monotonic() + _AFTER_LOAD * self._rules.settle_for
             self._changed.notify()
 
     def _compare_lost(self, version: VersionRecord, found: str | None) -> None:
         if found is None:
-            if version.in_doubt:
-                self._store.put_version(replace(version, in_doubt=False))
-        elif found == version.signature:
+            if version.verdict.in_doubt:
+                self._store.put_version(version.having(in_doubt=False))
+        elif found == version.files.signature:
             self._keep(version, found, f"sealed: {version.path} is back, unchanged")
         elif found != self._lost_as.get(version.id) and not self._is_replaced(version):
             self._doubt(version, f"{version.path} is there, and looks otherwise than it did: it is read again")
@@ -129,24 +128,24 @@ class FileChecks:
         return any(each.path == version.path and each.order > version.order for each in mine)
 
     def _doubt(self, version: VersionRecord, text: str) -> None:
-        if not version.in_doubt:
-            self._store.put_version(replace(version, in_doubt=True), text)
+        if not version.verdict.in_doubt:
+            self._store.put_version(version.having(in_doubt=True), text)
         self._changed.notify()
 
     def _keep(self, version: VersionRecord, signature: str, text: str | None) -> None:
         """Set SEALED: it has the contents that it had."""
         self._lost_as.pop(version.id, None)
         reason = None if version.state is VersionState.LOST else version.reason
-        state, confirmed = VersionState.SEALED, _is_to_confirm(version) or version.confirmed
-        kept = replace(version, state=state, reason=reason, signature=signature, in_doubt=False, confirmed=confirmed)
+        state, confirmed = VersionState.SEALED, _is_to_confirm(version) or version.verdict.confirmed
+        kept = version.having(state=state, reason=reason, signature=signature, in_doubt=False, confirmed=confirmed)
         self._store.put_version(kept, text)
 
     def _lose(self, version: VersionRecord, reason: str) -> None:
-        lost = replace(version, state=VersionState.LOST, reason=reason, in_doubt=False)
+        lost = version.having(state=VersionState.LOST, reason=reason, in_doubt=False)
         self._store.put_version(lost, f"lost: {reason}")
 
     def _judge_again(self, version: VersionRecord, text: str) -> None:
-        again = replace(version, state=VersionState.ANNOUNCED, reason=None, code=None, in_doubt=False, confirmed=False)
+        again = version.having(state=VersionState.ANNOUNCED, reason=None, code=None, in_doubt=False, confirmed=False)
         self._due.pop(version.id, None)
         self._store.put_version(again, text)
         self._waiting.at(version.id)
@@ -159,7 +158,7 @@ class FileChecks:
             wanted = [version for version in self._store.versions.values() if self._is_wanted(version)]
             due = [version for version in wanted if self._due.get(version.id, 0.0) <= now]
             if due:  # what engines cannot load meanwhile comes first, and the newest of that
-                await self._read_again(max(due, key=lambda version: (version.in_doubt, version.order)))
+                await self._read_again(max(due, key=lambda version: (version.verdict.in_doubt, version.order)))
             else:
                 soonest = min((self._due[version.id] for version in wanted), default=None)
                 await self._changed.wait_after(seen, within=None if soonest is None else soonest - now)
@@ -167,13 +166,13 @@ class FileChecks:
     def _is_wanted(self, version: VersionRecord) -> bool:
         if not version.state.may_be_target:
             return False
-        return version.in_doubt or (_is_to_confirm(version) and version.id in self._due)
+        return version.verdict.in_doubt or (_is_to_confirm(version) and version.id in self._due)
 
     async def _read_again(self, version: VersionRecord) -> None:
         began, retry, is_kept = self._store.clock.monotonic(), LONGEST_RETRY_SECONDS, True
         try:
             found = await self._files.read_again(version.path)
-            if version.described and found.digest == version.digest:
+            if version.files.described and found.digest == version.digest:
                 is_kept = await self._signed(version.path, found.signature)
             retry = RETRY_SECONDS
         except FileNotFoundError:  # the next scan says what became of it
@@ -206,22 +205,24 @@ class FileChecks:
         return next((each.id for each in others if each.order > version.order), None)
 
     def _conclude(self, version: VersionRecord, found: ReadAgain) -> None:
-        path, is_new = version.path, is_foreign(version.path) and not version.noticed
+        path, is_new = version.path, is_foreign(version.path) and not version.announced.noticed
         over = self._written_over_by(version)
         if found.digest is not None and found.digest == version.digest:
-            text = f"sealed: {path} was read again, and has the contents that it had" if version.in_doubt else None
+            text = (
+                f"sealed: {path} was read again, and has the contents that it had" if version.verdict.in_doubt else None
+            )
             self._keep(version, found.signature, text)
-        elif found.digest is not None and not version.owned and not is_new and over is None:
+        elif found.digest is not None and not version.files.owned and not is_new and over is None:
             text = f"{path} has other contents than when it was sealed, so it was not written to its end then"
             self._judge_again(version, f"{text}: it is judged again")
         else:
             self._lost_as[version.id] = found.signature
             # Of contents that changed without a trace the look is the same: it must not pass for them being back.
-            lost = replace(version, signature=None)
+            lost = version.having(signature=None)
             why = found.fault or "it was read again, and has other contents"
             why = why if over is None else f"{over} was written over it: each step needs a folder of its own"
             if version.state is VersionState.LOST:
-                self._store.put_version(replace(lost, in_doubt=False))
+                self._store.put_version(lost.having(in_doubt=False))
             else:
                 self._lose(lost, f"{path} has changed since it was checked ({why}): publish the step again")
             if is_new and found.digest is not None and over is None:
@@ -230,4 +231,4 @@ class FileChecks:
 
 def _is_to_confirm(version: VersionRecord) -> bool:
     """Whether a version is to be read once more since it was loaded."""
-    return not version.owned and not version.confirmed and version.served_at is not None
+    return not version.files.owned and not version.verdict.confirmed and version.served_at is not None

@@ -6,7 +6,6 @@ Whoever proves it, the service reads manifest, index, headers and the files besi
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Protocol
 
 from refitd.catalog.files import Files
@@ -110,7 +109,7 @@ class LateReading:
             return False
         try:
             seen = await self._files.structure(record.path)
-            if seen.signature != record.signature:
+            if seen.signature != record.files.signature:
                 return True  # not these files: what is checked before each load says so
             evidence = await self._files.examine(seen, reference, self._options(record))
         except OSError:
@@ -120,11 +119,11 @@ class LateReading:
         if current is None or current.state is not VersionState.SEALED:
             return False
         if isinstance(verdict, Valid):
-            self._store.put_version(replace(current, proved_by=()), f"read by the service as well, {_WHY}")
+            self._store.put_version(current.having(proved_by=()), f"read by the service as well, {_WHY}")
         elif isinstance(verdict, Invalid):
-            by = ", ".join(current.proved_by)
+            by = ", ".join(current.verdict.proved_by)
             reason = f"{verdict.reason} (found by the service, {_WHY}; the GPUs of {by} had read other bytes)"
             # Without a signature: its files look as they did, and must not pass for being back unchanged.
-            lost = replace(current, state=VersionState.LOST, reason=reason, signature=None)
+            lost = current.having(state=VersionState.LOST, reason=reason, signature=None)
             self._store.put_version(lost, f"lost: {reason}")
         return isinstance(verdict, Valid)

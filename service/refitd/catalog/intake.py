@@ -11,7 +11,6 @@ the answer means.
 import os
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, assert_never
 
@@ -274,14 +273,14 @@ class Intake:
         if known is not None:
             if known.state.is_open and notice.failed is not None:
                 text = f"its files will not come: {one_line(notice.failed)}"
-                known = replace(known, state=VersionState.REJECTED, reason=text)
+                known = known.having(state=VersionState.REJECTED, reason=text)
                 self._store.put_version(known, f"rejected: {text}")
             elif known.state.is_open:  # the reply was lost, and perhaps with it a service that knew of the offer
                 self._targets.offer(known, f"{known.run}/{notice.offer}")
             await self._store.durable()
             return known, False
         self._bring_engines(notice)
-        announced = replace(self._new(notice, path, order), kind=self._kind, handed=True)
+        announced = self._new(notice, path, order).having(kind=self._kind, handed=True)
         self._store.put_version(announced, f"handed over from its trainer's memory: {announced.files_to_come}")
         self._targets.offer(announced, f"{announced.run}/{notice.offer}")  # engines go there while the disk writes
         await self._store.durable()
@@ -329,7 +328,7 @@ class Intake:
         try:
             found = await self._files.glance(path)
         except FileNotFoundError:
-            digest, signature = (None, None) if known is None else (known.digest, known.signature)
+            digest, signature = (None, None) if known is None else (known.digest, known.files.signature)
             return SeenFolder(order=order, path=path, digest=digest, signature=signature or "", there=False), None
         except RootAwayError as error:
             raise ProblemError(Slug.NOT_READY, str(error.strerror)) from error
@@ -355,6 +354,7 @@ class Intake:
             created_at=self._store.clock.now(),
             kind=notice.kind,
             base=notice.base,
+        ).having(
             noticed=True,
             after=self._after(notice.run, order),
             may_lack=tuple(notice.allow_missing),
@@ -380,10 +380,10 @@ class Intake:
     async def _again(self, known: VersionRecord, notice: Notice, seen: SeenFolder) -> VersionRecord:
         if known.handed and known.state.is_open:
             self._nudge()  # its files are there now
-        is_mended = seen.there and known.signature is not None and seen.signature != known.signature
+        is_mended = seen.there and known.files.signature is not None and seen.signature != known.files.signature
         noticed = _with_notice(known, notice, is_mended=is_mended)
-        if noticed.metadata != known.metadata:
-            _check_metadata(noticed.metadata)
+        if noticed.announced.metadata != known.announced.metadata:
+            _check_metadata(noticed.announced.metadata)
         if noticed == known:
             await self._store.durable()
             return known
@@ -405,19 +405,18 @@ def _with_notice(known: VersionRecord, notice: Notice, *, is_mended: bool) -> Ve
     """
     if known.state.is_over:
         return known
-    timings = _publish_timing(notice) | known.timings  # the first notice counts
-    described = replace(known, metadata=known.metadata | notice.metadata, timings=timings)
-    noticed = replace(
-        described,
+    timings = _publish_timing(notice) | known.career.timings  # the first notice counts
+    described = known.having(metadata=known.announced.metadata | notice.metadata, timings=timings)
+    noticed = described.having(
         noticed=True,
         kind=notice.kind,
         base=notice.base,
         may_lack=tuple(notice.allow_missing),
         allow_extra=notice.allow_extra,
     )
-    may_differ = noticed != described and known.code not in FOR_EVERY_NOTICE
-    if known.state is VersionState.REJECTED and (may_differ or is_mended or known.code in AGAIN_WHEN_ANNOUNCED):
-        return replace(noticed, state=VersionState.ANNOUNCED, reason=None, code=None)
+    may_differ = noticed != described and known.verdict.code not in FOR_EVERY_NOTICE
+    if known.state is VersionState.REJECTED and (may_differ or is_mended or known.verdict.code in AGAIN_WHEN_ANNOUNCED):
+        return noticed.having(state=VersionState.ANNOUNCED, reason=None, code=None)
     return noticed if known.state.is_open else described
 
 

@@ -91,7 +91,7 @@ class Waiting:
         ]
         taken = self._apart(self._in_turn(due))[: JUDGES - len(self.judging)]
         self.judging.update(version.id for version in taken)
-        self._alone = next((version.id for version in taken if version.unended), self._alone)
+        self._alone = next((version.id for version in taken if version.verdict.unended), self._alone)
         for version in taken:
             self._due.pop(version.id, None)
         return taken
@@ -117,7 +117,7 @@ class Waiting:
         """
         if self._alone is not None:
             return []
-        others = [version for version in due if not version.unended]
+        others = [version for version in due if not version.verdict.unended]
         return others if others or self.judging else due[:1]
 
     def give_back(self, id_: str) -> None:
@@ -135,7 +135,7 @@ class Waiting:
         dues = (
             due
             for id_, due in self._due.items()
-            if id_ in waiting and id_ not in self.judging and not (self.judging and waiting[id_].unended)
+            if id_ in waiting and id_ not in self.judging and not (self.judging and waiting[id_].verdict.unended)
         )
         return max(min(dues, default=now + _NOTHING_DUE_SECONDS) - now, 0.001)
 
@@ -226,18 +226,18 @@ class Judge:
             return
         now = self._store.clock.monotonic()
         record, manifest = self._store.versions[record.id], structure.manifest
-        said = None if manifest is None or record.noticed else (manifest.kind, manifest.base)
+        said = None if manifest is None or record.announced.noticed else (manifest.kind, manifest.base)
         if said is not None and said != (record.kind, record.base):
             record = replace(record, kind=said[0], base=said[1])
             self._store.put_version(record)  # from here on its base is kept
         decision = settle(
-            look_of(structure, noticed=record.noticed),
+            look_of(structure, noticed=record.announced.noticed),
             self._waiting.settling.get(record.id),
             now,
             # Its trainer says that an announced one is written. A wait would only show that nothing changes. A change
             # while it is read shows in sizes, times or inodes, and the reading does not count; a store through a
             # mapping, which shows nowhere on a tmpfs, is found when it is read once more after its first load.
-            settle_for=0.0 if record.noticed else self._rules.settle_for,
+            settle_for=0.0 if record.announced.noticed else self._rules.settle_for,
             timeout=self._rules.settle_timeout,
         )
         match decision:
@@ -264,7 +264,7 @@ class Judge:
         started, waited = self._store.clock.monotonic(), self._store.since_seen(record.id)
         # Before the files are read: a start after a crash finds which version was being read.
         now = self._store.versions[record.id]
-        self._store.put_version(replace(now, state=VersionState.VALIDATING, reason=None, unended=now.unended + 1))
+        self._store.put_version(now.having(state=VersionState.VALIDATING, reason=None, unended=now.verdict.unended + 1))
         try:
             if isinstance(found, Beneath):  # which was read before: it is looked at while the disk writes
                 found, _ = await asyncio.gather(self._bases.read(found), self._store.durable())
@@ -294,7 +294,7 @@ class Judge:
             self._again(record.id)  # what it is held against may be something else, or it was not read
             return
         took = {"seen": waited or 0.0, "validate": (self._store.clock.monotonic() - started) * 1000}
-        self._conclude(replace(record, proved_by=proved_by, described=described), found, evidence, verdict, took)
+        self._conclude(record.having(proved_by=proved_by, described=described), found, evidence, verdict, took)
 
     async def _examine(
         self, record: VersionRecord, seen: Structure, model: Reference | Base | None
@@ -368,9 +368,9 @@ class Judge:
         return Options(
             run=record.run,
             order=record.order,
-            kind=record.kind if record.noticed else None,
-            allow_missing=record.may_lack,
-            allow_extra=record.allow_extra,
+            kind=record.kind if record.announced.noticed else None,
+            allow_missing=record.announced.may_lack,
+            allow_extra=record.announced.allow_extra,
             allow_dtype_cast=self._rules.allow_dtype_cast,
             takes=self._rules.kind,
         )
@@ -379,13 +379,13 @@ class Judge:
         """Set a state that is no verdict: SETTLING, UNKNOWN or ANNOUNCED."""
         record = self._store.versions[id_]
         if (record.state, record.reason) != (state, reason):
-            self._store.put_version(replace(record, state=state, reason=reason))
+            self._store.put_version(record.having(state=state, reason=reason))
 
     def _end(self, id_: str) -> None:
         """Note that reading has ended and the service is alive."""
         record = self._store.versions.get(id_)
-        if record is not None and record.unended:
-            self._store.put_version(replace(record, unended=0))
+        if record is not None and record.verdict.unended:
+            self._store.put_version(record.having(unended=0))
 
     def _again(self, id_: str) -> None:
         """Judge the version again at once: what was found out does not count any more."""
@@ -408,7 +408,7 @@ class Judge:
         """
         record = self._store.versions[id_]
         self._decide(
-            replace(record, state=VersionState.REJECTED, reason=reason, code=code, signature=signature, unended=0)
+            record.having(state=VersionState.REJECTED, reason=reason, code=code, signature=signature, unended=0)
         )
 
     def _decide(self, record: VersionRecord) -> None:
@@ -420,19 +420,18 @@ class Judge:
         """Set SEALED. `took` has milliseconds by stage."""
         self._waiting.forget(record.id)
         seen = evidence.structure
-        notes = [*(f"proved by the GPUs of {each}" for each in record.proved_by), *verdict.notes]
+        notes = [*(f"proved by the GPUs of {each}" for each in record.verdict.proved_by), *verdict.notes]
         base = self._store.versions.get(record.base or "") if record.kind is Kind.DELTA else None
         names = verdict.left_out
         digest = xxhash.xxh3_128_hexdigest("\n".join(names).encode()) if names else ""
-        metadata = record.metadata
+        metadata = record.announced.metadata
         if seen is not None and seen.manifest is not None:
-            both = completed(record.metadata, seen.manifest.metadata)
-            metadata = record.metadata if both is None else both
+            both = completed(record.announced.metadata, seen.manifest.metadata)
+            metadata = record.announced.metadata if both is None else both
             record = with_making(record, seen.manifest)
             if both is None:
                 notes.append(f"the metadata in refit.json is left out: a version's has at most {LIMITS}")
-        sealed = replace(
-            record,
+        sealed = record.having(
             state=VersionState.SEALED,
             reason=None,
             bytes=verdict.bytes,
@@ -444,10 +443,10 @@ class Judge:
             signature=None if seen is None else seen.signature,
             owned=seen is not None and seen.has_manifest,
             metadata=metadata,
-            timings=record.timings | took,
-            lacks=digest if base is None else base.lacks,
-            left_out=names[:_TENSORS_NAMED] if base is None else base.left_out,
-            left_out_count=len(names) if base is None else base.left_out_count,
+            timings=record.career.timings | took,
+            lacks=digest if base is None else base.files.lacks,
+            left_out=names[:_TENSORS_NAMED] if base is None else base.files.left_out,
+            left_out_count=len(names) if base is None else base.files.left_out_count,
             notes=verdict.notes,
         )
         notes += [sealed.partly] if sealed.partly else []

@@ -61,7 +61,7 @@ class Bases:
         """
         full, base = beneath.full, beneath.base
         seen = await self._look({full.path: full, base.path: base}.values())
-        changed = [record.id for record in (full, base) if seen[record.path].signature != record.signature]
+        changed = [record.id for record in (full, base) if seen[record.path].signature != record.files.signature]
         if changed:
             return NoBase(
                 f"the files of {changed[0]} have changed since they were checked, and are read again", final=False
@@ -75,7 +75,7 @@ class Bases:
 
     async def _look(self, records: Iterable[VersionRecord]) -> dict[str, Structure]:
         """Return each record's manifest and headers by its path. Raises OSError."""
-        known = {record.path: self._remembered.get((record.path, record.signature)) for record in records}
+        known = {record.path: self._remembered.get((record.path, record.files.signature)) for record in records}
         now = await self._files.signatures([path for path, seen in known.items() if seen is not None])
         return {
             path: seen if seen is not None and now.get(path) == seen.signature else await self._parsed(path)

@@ -20,10 +20,10 @@ from refitd.diagnose.finding import CheckName, CheckVerdict, Finding, failed, go
 from refitd.diagnose.preflight import unread
 from refitd.diagnose.processes import LocalProcess
 from refitd.diagnose.root import Nonce
-from refitd.discovery import Answer, EnginesFound, Silent, parse_place
+from refitd.discovery.place import Answer, EnginesFound, Silent, parse_place
 from refitd.discovery.scout import ask
 from refitd.engine.address import Address, engine_id, host_of, parse_allow_list, refusal
-from refitd.engine.plugin import NO_PLUGIN
+from refitd.engine.plugin.rank_group import NO_PLUGIN
 from refitd.engine.port import ChangeCheck, EnginePort, Reached, Unreached
 from refitd.engine.registry import KINDS, EngineSpec, connector, parse_engines
 from refitd.policy.contest import is_one_server
@@ -116,11 +116,13 @@ def loads_whole(server: str) -> str:
 
 
 async def ask_places(settings: Settings) -> list[Answer]:
+    """Ask all of them at once."""
     threads = RootThreads()
     return await asyncio.gather(*(ask(parse_place(place), threads) for place in settings.discover))
 
 
 def judge_places(answers: Iterable[Answer]) -> Iterator[Finding]:
+    """What they said."""
     for answer in answers:
         match answer:
             case EnginesFound(place=place, urls=urls) if urls:
@@ -153,6 +155,7 @@ class EngineAnswers:
 
 
 async def ask_engines(roster: Roster) -> list[EngineAnswers]:
+    """Ask all of them at once."""
     return await asyncio.gather(*(_ask(roster, name) for name in sorted(roster.specs)))
 
 
@@ -179,6 +182,7 @@ def judge_names(asked: Sequence[EngineAnswers]) -> Iterator[Finding]:
 
 
 def judge_engine(asked: EngineAnswers) -> Iterator[Finding]:
+    """What the answers mean."""
     if isinstance(asked.seen, Unreached):
         yield failed(CheckName.ENGINES, asked.name, asked.seen.reason, asked.seen.advice)
         return

@@ -14,6 +14,8 @@ class CheckVerdict(StrEnum):
 
 
 class CheckName(StrEnum):
+    """What is checked."""
+
     ROOT = "root"
     SPACE = "space"
     SETTINGS = "settings"

@@ -131,6 +131,7 @@ def judge_durability(journal: JournalFacts, push: str | None = None) -> Iterator
     """Say of each run whose engines serve a version without files where they, or a rollback, would go back to.
 
     Args:
+        journal: what the service knows.
         push: the object store that it pushes to, None where it pushes to none.
     """
     serving = [engine.serving for engine in journal.engines.values() if engine.known]
@@ -154,7 +155,7 @@ def judge_durability(journal: JournalFacts, push: str | None = None) -> Iterator
 def _leads(newest: VersionRecord, good_one: VersionRecord | None) -> str:
     if good_one is None:
         return "no version of the run has good files, so one that restarts stays on its start-up weights"
-    size = "" if good_one.bytes is None else f", and loads {size_of(good_one.bytes)}"
+    size = "" if good_one.files.bytes is None else f", and loads {size_of(good_one.files.bytes)}"
     if good_one.order.generation != newest.order.generation:
         return f"one that restarts goes back to {good_one.id}, of an earlier generation{size}"
     steps = newest.order.step - good_one.order.step

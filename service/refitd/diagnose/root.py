@@ -226,6 +226,7 @@ def judge_root(facts: RootFacts, settings: Settings, keeps: Keeping | None = Non
     """What the observations mean.
 
     Args:
+        facts: the observations.
         settings: doctor's own.
         keeps: what the service that runs on the root says that it keeps; None where it does not say it.
     """
@@ -301,7 +302,7 @@ async def read_versions(root: Path, known: Iterable[VersionRecord], progress: Re
     """Read every byte of every good version of the journal, and hold it against the digest that it was sealed with."""
     sealed = [version for version in known if version.state is VersionState.SEALED and version.digest is not None]
     if progress is not None:
-        progress.expect(sum(version.bytes or 0 for version in sealed))
+        progress.expect(sum(version.files.bytes or 0 for version in sealed))
     findings: list[Finding] = []
     stop, bytes_of_good, count = Event(), 0, 0
     try:
@@ -312,7 +313,7 @@ async def read_versions(root: Path, known: Iterable[VersionRecord], progress: Re
             if isinstance(found, Finding):
                 findings.append(found)
             elif found:
-                count, bytes_of_good = count + 1, bytes_of_good + (version.bytes or 0)
+                count, bytes_of_good = count + 1, bytes_of_good + (version.files.bytes or 0)
     finally:
         stop.set()  # when this is cancelled, the thread would read on to the end
     text = f"{count} of {len(sealed)} good versions were read, {size_of(bytes_of_good)}: they are as they were sealed"
@@ -331,7 +332,7 @@ def _read(root: Path, version: VersionRecord, stop: Event, progress: ReadProgres
         return unknown(CheckName.VERSIONS, version.id, text, "see to its disk, or run doctor as the service's user")
     if found.digest == version.digest:
         return True
-    if found.signature != version.signature:
+    if found.signature != version.files.signature:
         return False
     why = "" if found.fault is None else f" ({found.fault})"
     text = f"the bytes in {path} are not those that were sealed, though names, sizes and times are{why}"

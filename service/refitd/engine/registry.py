@@ -23,7 +23,7 @@ import asyncio
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo
@@ -108,6 +108,7 @@ class EngineSpec(BaseModel):
 
     @property
     def urls(self) -> tuple[str, ...]:
+        """Of all its servers."""
         return (self.url, *self.pair)
 
 
@@ -220,7 +221,8 @@ def _listed(data: Any) -> Any:
     """An empty file names no engine; a bare list is the list of engines."""
     if data is not None and not isinstance(data, list):
         return data
-    return {"engines": cast("list[Any]", data or [])}
+    entries: list[Any] = data or []
+    return {"engines": entries}
 
 
 def _sentence(fault: Any) -> str:
@@ -256,6 +258,7 @@ def connector(
         guard: says which addresses may be called.
         is_named: says which engines are sent the default keys.
         leads: what plugins are told of the service that loads their engines.
+        kinds: the kinds of engines that there are.
     """
 
     sockets = None if access.root is None else SocketList(access.root)

@@ -28,7 +28,10 @@ def present_version(
     """Return a version as the API shows it.
 
     Args:
+        record: the version.
         engines: those that follow its run.
+        place: its place in lists.
+        update: the newest update of its run.
         hosts: by their ids, what engines do that are hosts and carry out an order.
         refused: why a delta cannot be carried out.
         waits_for: what a delta waits for.
@@ -45,22 +48,22 @@ def present_version(
         base=record.base,
         needs_full=refused is not None or (record.kind is Kind.DELTA and record.state.is_bad),
         path=record.path,
-        bytes=record.bytes,
+        bytes=record.files.bytes,
         digest=record.digest,
         pinned=record.pinned,
         barred=record.barred,
         created_at=record.created_at,
         in_memory=record.in_memory,
-        proved_by=list(record.proved_by),
+        proved_by=list(record.verdict.proved_by),
         engines=[_on_version(engine, record, update, (hosts or {}).get(engine.id)) for engine in engines],
-        timings=record.timings,
-        metadata=record.metadata,
+        timings=record.career.timings,
+        metadata=record.announced.metadata,
         place=place,
-        allow_missing=list(record.may_lack),
-        allow_extra=record.allow_extra,
-        left_out=list(record.left_out),
-        left_out_count=record.left_out_count,
-        notes=list(record.notes),
+        allow_missing=list(record.announced.may_lack),
+        allow_extra=record.announced.allow_extra,
+        left_out=list(record.files.left_out),
+        left_out_count=record.files.left_out_count,
+        notes=list(record.verdict.notes),
     )
 
 
@@ -86,7 +89,13 @@ def _why(engine: EngineRecord, update: UpdateRecord | None) -> str | None:
 
 
 def why_now(engine: EngineRecord, store: Store, targets: Targets) -> str | None:
-    """Return why an engine is where it is, or what its host does: while that loads, before why a load of it failed."""
+    """Return why an engine is where it is, or what its host does: while that loads, before why a load of it failed.
+
+    Args:
+        engine: the engine.
+        store: what the service knows.
+        targets: what engines are to serve.
+    """
     why, does = _why(engine, store.updates.get(engine.run or "")), host_does(engine, store)
     if engine.state.is_loading:
         return does or why
@@ -96,7 +105,13 @@ def why_now(engine: EngineRecord, store: Store, targets: Targets) -> str | None:
 
 
 def unknown_on_host(engine: EngineRecord, store: Store, targets: Targets) -> str | None:
-    """Return that a host has a version which this service does not have, and what helps, without a subject."""
+    """Return that a host has a version which this service does not have, and what helps, without a subject.
+
+    Args:
+        engine: the host.
+        store: what the service knows.
+        targets: what engines are to serve.
+    """
     unknown = None if engine.seen.host is None or engine.state.is_away else engine.seen.host.unknown
     if unknown is None:
         return None
@@ -108,6 +123,11 @@ def left_on_barred(engine: EngineRecord, store: Store, targets: Targets) -> str 
     """Return that an engine serves a barred version because there is nothing good to bring it back to, and what helps.
 
     So it is after a canary has refused the first version of a run.
+
+    Args:
+        engine: the engine.
+        store: what the service knows.
+        targets: what engines are to serve.
     """
     serving = store.versions.get(engine.serving or "")
     if engine.state is not EngineState.IN_SYNC or serving is None or not serving.barred:
@@ -130,7 +150,12 @@ def _nothing_left(engine: EngineRecord, targets: Targets) -> str | None:
 
 
 def of_upstream(engine: EngineRecord, store: Store) -> str | None:
-    """Return what an engine of a host that follows waits for, or that nothing is heard from the upstream."""
+    """Return what an engine of a host that follows waits for, or that nothing is heard from the upstream.
+
+    Args:
+        engine: the engine.
+        store: what the service knows.
+    """
     if engine.state is not EngineState.IN_SYNC or engine.run is None:
         return None
     if (word := upstream_of(store, engine.run)) is None:
@@ -148,14 +173,19 @@ def upstream_of(store: Store, run: str) -> UpstreamWord | None:
 
 
 def host_does(engine: EngineRecord, store: Store) -> str | None:
-    """Return what a host does for its engines, a sentence without a subject; None of any other engine."""
+    """Return what a host does for its engines, a sentence without a subject; None of any other engine.
+
+    Args:
+        engine: the engine.
+        store: what the service knows.
+    """
     if engine.state.is_away:
         return None
     order = store.loading.get(engine.id)
 
     def size(version: str) -> int | None:
         known = store.versions.get(version)
-        return None if known is None else known.bytes
+        return None if known is None else known.files.bytes
 
     return what_it_does(engine.seen.host, None if order is None else order.version, size)
 
@@ -163,6 +193,10 @@ def host_does(engine: EngineRecord, store: Store) -> str | None:
 def orders_of_hosts(engines: Collection[EngineRecord], store: Store) -> dict[str, str]:
     """Return what hosts do that carry out an order, or wait for their own operators, by their ids. It comes before why
     a load of them failed.
+
+    Args:
+        engines: those to look at, whatever they are.
+        store: what the service knows.
     """
     carrying = (engine for engine in engines if engine.seen.host is not None and engine.state.is_loading)
     waiting = (engine for engine in engines if engine.waits is not None and engine.state is EngineState.BEHIND)
@@ -194,7 +228,13 @@ def steps_behind(engine: EngineRecord, targets: Targets) -> int | None:
 
 
 def present_engine(record: EngineRecord, store: Store, targets: Targets) -> Engine:
-    """Return an engine as the API shows it."""
+    """Return an engine as the API shows it.
+
+    Args:
+        record: the engine.
+        store: what the service knows.
+        targets: what engines are to serve.
+    """
     serving, parsed = store.versions.get(record.serving or ""), parse_version_id(record.serving or "")
     seen = record.seen
     return Engine(

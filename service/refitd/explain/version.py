@@ -51,6 +51,9 @@ def explain_version(
     """Explain what state a version is in and why, which engines serve it, whether it is kept.
 
     Args:
+        record: the version.
+        store: what the service knows.
+        targets: what engines are to serve.
         plan: what would be collected now.
         waits_for: why no copy of a delta is being written now.
         never_sent: it is known that no engine was ever brought to it.
@@ -62,12 +65,12 @@ def explain_version(
         sentences.append(f"Its trainer publishes it {record.chosen}.")
     if record.in_memory:
         sentences.append(f"It was handed over from its trainer's memory. {without_files(record, targets)}")
-    if record.proved_by:
-        engines = listed(record.proved_by)
+    if record.verdict.proved_by:
+        engines = listed(record.verdict.proved_by)
         sentences.append(f"Its tensors were proved by the GPUs of {engines}, and not read by the service itself.")
     sentences += [f"It {record.partly}."] if record.partly else []
-    sentences += [f"About its files: {note}." for note in record.notes]
-    if record.described:
+    sentences += [f"About its files: {note}." for note in record.verdict.notes]
+    if record.files.described:
         sentences.append(_DESCRIBED)
     sentences += _barred(record, store)
     if record.kind is Kind.DELTA:
@@ -79,7 +82,7 @@ def explain_version(
             partly = "Not all engines of its run were proved to serve it"
             lacks = "No engine was ever brought to it" if never_sent else partly
             sentences.append(f"{lacks}: {step} overtook it.")
-    sentences += [f"Its update took: {phases(record.timings)}."] if record.timings else []
+    sentences += [f"Its update took: {phases(record.career.timings)}."] if record.career.timings else []
     for line in plan.items:
         if line.version == record.id:
             sentences += [f"It is {'kept' if line.keep else 'due to be deleted'}: {reason}." for reason in line.reasons]
@@ -89,7 +92,7 @@ def explain_version(
 
 def _barred(record: VersionRecord, store: Store) -> list[str]:
     """Say that no engine goes to it any more, and by whose doing."""
-    if record.given_up is not None:
+    if record.career.given_up is not None:
         is_wanted = store.runs.upstream is not None and store.runs.desired.get(record.run) == record.id
         again = "; its upstream wants it: a resync of an engine tries it once more" if is_wanted else ""
         return [f"It was given up here: engines do not go to it again{again}."]
@@ -134,7 +137,13 @@ def _as_delta(record: VersionRecord, targets: Targets, waits_for: str | None) ->
 
 
 def on_engines(record: VersionRecord, store: Store, targets: Targets) -> list[str]:
-    """Say how a version's update stands, which engines serve it and which do not yet."""
+    """Say how a version's update stands, which engines serve it and which do not yet.
+
+    Args:
+        record: the version.
+        store: what the service knows.
+        targets: what engines are to serve.
+    """
     target = targets.of_run(record.run).target
     engines = [engine for engine in store.engines.values() if engine.run == record.run]
     sentences: list[str] = []
@@ -165,7 +174,11 @@ def on_engines(record: VersionRecord, store: Store, targets: Targets) -> list[st
 
 
 def what_is_left(loadable: VersionRecord | None) -> str:
-    """Say what engines load that do not serve a target whose files are lost, as a clause."""
+    """Say what engines load that do not serve a target whose files are lost, as a clause.
+
+    Args:
+        loadable: the newest version that they can be brought to.
+    """
     others = "an engine that does not serve it"
     return f"{others} has nothing left to load" if loadable is None else f"{others} is brought to {loadable.id}"
 
@@ -279,7 +292,13 @@ _SOURCES = {
 
 
 def explain_engine(engine: EngineRecord, store: Store, targets: Targets) -> list[str]:
-    """Explain what an engine serves, what it should serve, and what it waits for."""
+    """Explain what an engine serves, what it should serve, and what it waits for.
+
+    Args:
+        engine: the engine.
+        store: what the service knows.
+        targets: what engines are to serve.
+    """
     order = store.loading.get(engine.id)
     left = left_on_barred(engine, store, targets)
     means = _what_it_means(engine, order) if left is None else f"it {left}"
@@ -442,6 +461,7 @@ def _last_load(attempt: AttemptRecord) -> str:
 
 
 def _turn(engine: EngineRecord, target: VersionRecord, store: Store, strategy: Strategy) -> list[str]:
+    """Say what the strategy has it wait for."""
     update, engines = store.updates.get(target.run), store.engines_of(target.run)
     if update is not None and update.paused_since is not None:
         return [paused_since(update)]

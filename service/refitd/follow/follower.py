@@ -208,7 +208,7 @@ class UpstreamFollower:
     def _as_report(self) -> HostReport:
         run = self.run_followed
         held = self._store.versions_of(run) if run is not None else []
-        holds = [v.id for v in held if v.state is VersionState.SEALED and v.owned][:MAX_REPORTED]
+        holds = [v.id for v in held if v.state is VersionState.SEALED and v.files.owned][:MAX_REPORTED]
         self._reports += 1
         return HostReport(
             told=self.following(),
@@ -430,7 +430,7 @@ class UpstreamFollower:
         known = self._store.versions.get(version.id)
         if known is None or known.state.is_gone:
             anew = _announced(version, self._store.clock.now())
-            anew = anew if known is None else replace(anew, given_up=known.given_up)
+            anew = anew if known is None else anew.having(given_up=known.career.given_up)
             self._store.put_version(as_told(anew, version))
         self._nudge()
 
@@ -493,5 +493,4 @@ def _announced(version: UpstreamVersion, now: str) -> VersionRecord:
         created_at=now,
         kind=version.kind if version.kind is not Kind.HANDOVER else Kind.FULL,
         base=version.base,
-        noticed=True,
-    )
+    ).having(noticed=True)

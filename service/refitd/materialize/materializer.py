@@ -10,7 +10,6 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeGuard
@@ -276,7 +275,7 @@ class Materializer:
         version = self._store.versions.get(target.id)
         if version is not None:
             if version.served_at is None:  # a copy that is made later was not on its way to engines
-                version = replace(version, timings={COPY_STAGE: milliseconds} | version.timings)
+                version = version.having(timings={COPY_STAGE: milliseconds} | version.career.timings)
                 self._store.put_version(version)
             self._refusals.carried(version)
             self._targets.carry(version, copy.path)

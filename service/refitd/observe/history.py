@@ -41,10 +41,10 @@ def past_update(version: VersionRecord, loads: Sequence[AttemptRecord]) -> PastU
         created_at=version.created_at,
         served_at=version.served_at,
         reason=version.reason,
-        bytes=version.bytes,
-        density=version.density,
-        why_full=version.why_full,
-        timings=version.timings,
+        bytes=version.files.bytes,
+        density=version.announced.density,
+        why_full=version.announced.why_full,
+        timings=version.career.timings,
         loads=len(loads),
         done=dict(Counter((load.kind or version.kind).value for load in taken)),
         failed=dict(Counter(load.outcome for load in ended if load.outcome and _has_failed(load))),
@@ -66,7 +66,7 @@ def _until_served(version: VersionRecord, taken: Sequence[AttemptRecord]) -> Ite
     was away says nothing of the update.
     """
     # A version that was handed over is known before its publisher has begun to write.
-    began = _instant(version.created_at) - (0.0 if version.handed else version.timings.get("publish", 0.0))
+    began = _instant(version.created_at) - (0.0 if version.handed else version.career.timings.get("publish", 0.0))
     seen: set[str] = set()
     for load in taken:
         is_late = version.served_at is not None and load.started_at > version.served_at

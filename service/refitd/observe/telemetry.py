@@ -169,17 +169,19 @@ class Meters(Observer):
 
     def version_changed(self, before: VersionRecord | None, after: VersionRecord) -> None:
         state = None if before is None else before.state
-        known = {} if before is None else before.timings
-        for stage in _BEFORE_LOADS & (after.timings.keys() - known.keys()):
-            self._stages.labels(stage).observe(after.timings[stage] / 1000)
+        known = {} if before is None else before.career.timings
+        for stage in _BEFORE_LOADS & (after.career.timings.keys() - known.keys()):
+            self._stages.labels(stage).observe(after.career.timings[stage] / 1000)
         if after.state is state:
             return
         match after.state:
             case VersionState.SEALED if state is not VersionState.LOST:
-                self._published.labels(after.kind.value).inc(after.bytes or 0)
-                self._sent.labels(after.transport).inc(after.bytes or 0)
+                self._published.labels(after.kind.value).inc(after.files.bytes or 0)
+                self._sent.labels(after.transport).inc(after.files.bytes or 0)
             case VersionState.REJECTED:
-                self._errors.labels("version", UNFINISHED if after.code is None else after.code.value).inc()
+                self._errors.labels(
+                    "version", UNFINISHED if after.verdict.code is None else after.verdict.code.value
+                ).inc()
             case VersionState.LOST:
                 self._errors.labels("version", LOST).inc()
             case _:

@@ -54,13 +54,13 @@ class Traces(Observer):
         seen = self._seen.get(after.id)
         if seen is None:
             return  # it is from before the service started
-        if seen.context is None and (after.noticed or not after.state.is_open):
+        if seen.context is None and (after.announced.noticed or not after.state.is_open):
             self._open(seen, after)
-        if before is not None and "validate" not in before.timings and "validate" in after.timings:
+        if before is not None and "validate" not in before.career.timings and "validate" in after.career.timings:
             self._verdict(seen, after)
-        if before is not None and COPY_STAGE not in before.timings and COPY_STAGE in after.timings:
+        if before is not None and COPY_STAGE not in before.career.timings and COPY_STAGE in after.career.timings:
             now = time.time_ns()
-            self._part(COPY_STAGE, seen.context, now - int(after.timings[COPY_STAGE] * _MS), now)
+            self._part(COPY_STAGE, seen.context, now - int(after.career.timings[COPY_STAGE] * _MS), now)
         if after.served_at is not None or after.barred or after.state.is_bad or after.state.is_over:
             self._close(seen, after)
         if after.state is VersionState.DELETED:
@@ -68,7 +68,7 @@ class Traces(Observer):
 
     def _open(self, seen: _Seen, version: VersionRecord) -> None:
         parent = parent_of(version)
-        published = int(version.timings.get("publish", 0.0) * _MS) if parent is None else 0
+        published = int(version.career.timings.get("publish", 0.0) * _MS) if parent is None else 0
         seen.span = self._tracer.start_span(
             "refitd.version", parent, attributes=_facts(version), start_time=seen.since - published
         )
@@ -78,7 +78,7 @@ class Traces(Observer):
 
     def _verdict(self, seen: _Seen, version: VersionRecord) -> None:
         now = time.time_ns()
-        begun = now - int(version.timings["validate"] * _MS)
+        begun = now - int(version.career.timings["validate"] * _MS)
         self._part("seen", seen.context, seen.since, begun)
         self._part("validate", seen.context, begun, now)
 
@@ -145,7 +145,7 @@ class Traces(Observer):
 
 def parent_of(version: VersionRecord) -> Context | None:
     """The trainer's span, as the version's metadata name it; None where they name nothing that could be one."""
-    context = TraceContextTextMapPropagator().extract(version.metadata, Context())
+    context = TraceContextTextMapPropagator().extract(version.announced.metadata, Context())
     return context if trace.get_current_span(context).get_span_context().is_valid else None
 
 
@@ -155,7 +155,7 @@ def _facts(version: VersionRecord) -> dict[str, Any]:
         "refitd.run": version.run,
         "refitd.step": version.order.step,
         "refitd.kind": version.kind.value,
-        "refitd.bytes": version.bytes,
-        "refitd.reason": version.code,
+        "refitd.bytes": version.files.bytes,
+        "refitd.reason": version.verdict.code,
     }
     return {name: value for name, value in facts.items() if value is not None}

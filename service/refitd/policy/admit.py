@@ -28,7 +28,7 @@ that kind, and before the first load of one that comes later.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 from refitd.engine.port import RankProof
@@ -63,7 +63,7 @@ def all_prove(version: VersionRecord, engines: Iterable[EngineRecord]) -> bool:
 
 def needs_reading(version: VersionRecord, engine: EngineRecord) -> bool:
     """Whether the service has to read a version before this engine loads it, since GPUs of others alone have."""
-    return bool(version.proved_by) and not engine.seen.proves
+    return bool(version.verdict.proved_by) and not engine.seen.proves
 
 
 def fault_in(seen: Structure, found: Sequence[RankProof]) -> str | None:
@@ -153,7 +153,7 @@ def admit(notice: Notice, seen: SeenFolder, known: VersionRecord | None) -> New 
     if known.path != seen.path:
         return NoticeConflict(f"{step} is {known.path}, not {seen.path}: {advice}")
     # The watch may have found it first, and its manifest may not have been read yet.
-    kind, base = (known.kind, known.base) if known.noticed or seen.kind is None else seen.kind
+    kind, base = (known.kind, known.base) if known.announced.noticed or seen.kind is None else seen.kind
     if (kind, base) != (notice.kind, notice.base):
         return NoticeConflict(
             f"{step} was announced as {_told(kind, base)}, not {_told(notice.kind, notice.base)}: {advice}"
@@ -310,11 +310,11 @@ def without_files(record: VersionRecord, versions: Sequence[VersionRecord]) -> V
         return None
     if record.durability is None:
         reason = f"its files never came: its trainer went on to {newer[0].id}"
-        return replace(record, state=VersionState.REJECTED, reason=reason, unended=0)
+        return record.having(state=VersionState.REJECTED, reason=reason, unended=0)
     if all(version.served_at is None for version in newer):
         return None
     reason = f"it had no files (durable={record.durability}), and its run went on to {newer[0].id}"
-    return replace(record, state=VersionState.RETIRED, reason=reason, state_before=record.state, unended=0)
+    return record.having(state=VersionState.RETIRED, reason=reason, state_before=record.state, unended=0)
 
 
 def too_late(record: VersionRecord, versions: Sequence[VersionRecord], evidence: Evidence) -> str | None:

@@ -161,14 +161,14 @@ NOTHING = ""
 
 def why_not_over(engine: EngineRecord, version: VersionRecord, versions: Mapping[str, VersionRecord]) -> str | None:
     """Why an engine may not load a version over what it has; None where it may. A host asks this of its own engines."""
-    if not version.lacks or engine.pulls or _kept(engine, versions) in {None, version.lacks}:
+    if not version.files.lacks or engine.pulls or _kept(engine, versions) in {None, version.files.lacks}:
         return None
     return f"{version.id} {version.partly}, and this engine has others since a load before: restart it"
 
 
 def begun(engine: EngineRecord, version: VersionRecord) -> EngineRecord:
     """The record of an engine that a version is about to be loaded into."""
-    return engine.having(kept=version.lacks)
+    return engine.having(kept=version.files.lacks)
 
 
 def _kept(engine: EngineRecord, versions: Mapping[str, VersionRecord]) -> str | None:
@@ -176,7 +176,7 @@ def _kept(engine: EngineRecord, versions: Mapping[str, VersionRecord]) -> str | 
         return engine.contents.kept
     loaded = engine.serving or engine.contents.held  # by an earlier release, which did not write down what is kept
     if loaded is not None:
-        return versions[loaded].lacks if loaded in versions else NOTHING
+        return versions[loaded].files.lacks if loaded in versions else NOTHING
     is_elsewhere = engine.seen.startup_path is not None and engine.contents.model_path not in {
         None,
         engine.seen.startup_path,

@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from refitd.policy.chain import Versions, is_past, step_in_place
-from refitd.policy.next_action import Goals
+from refitd.policy.next_action import Goals, RefitTo
 from refitd.policy.strategy import Strategy, StrategyName, finished_first, has_given_up, released
 from refitd.state.records import EngineRecord, UpdateRecord
 from refitd.state.version import VersionRecord
@@ -160,7 +160,7 @@ def passed_over(versions: Iterable[VersionRecord], target: VersionRecord | None)
     newest = max(known, key=lambda version: version.order, default=None)
     if target is None or newest is None:
         return None
-    asked = (v for v in known if v.after == newest.id and v.state is VersionState.SEALED and not v.barred)
+    asked = (v for v in known if v.announced.after == newest.id and v.state is VersionState.SEALED and not v.barred)
     late = (version for version in asked if version.served_at is None and version.order < target.order)
     return max(late, key=lambda version: version.order, default=None)
 
@@ -225,90 +225,99 @@ def _in_progress(finish: str | None, versions: Sequence[VersionRecord], held: Co
 
 
 def goals_of_engine(
-    goals: Goals,
+    run: Goals,
     engine: EngineRecord,
     strategy: Strategy,
     update: UpdateRecord | None,
     engines: Sequence[EngineRecord],
-    of_others: VersionRecord | None = None,
+    versions: Versions,
+    offer: "PendingOffer | None" = None,
 ) -> Goals:
-    """The goals of one engine: its run's, or no further than the last good version.
-
-    That is so while it is not its turn, once it has given a version up, and while an operator has paused the run's
-    updates: engines that serve go on serving, and those that were restarted or broke get the last good version.
+    """What one engine is to do: its run's goals, as far as it may go there now.
 
     Args:
-        goals: the run's.
+        run: what all engines of its run share.
         engine: the engine.
         strategy: how versions go to the engines of a run.
         update: the run's newest update.
         engines: all engines of the run.
-        of_others: where engines can be brought now that wait for a copy of the target.
-    """
-    if goals.target is None:
-        return goals
-    waits = replace(goals, loadable=goals.last_good, ordered=goals.ordered and goals.last_good == goals.target)
-    if update is not None and update.paused_since is not None and not engine.serves_newer_than(goals.target):
-        return waits
-    if goals.loadable is not None and goals.last_good is not None and has_given_up(engine, goals.loadable):
-        return waits
-    if strategy.name is StrategyName.ALL:
-        return goals  # as `released` says, without a look at a thousand engines for each of them
-    is_unchecked = strategy.name is StrategyName.CANARY and goals.loadable not in (goals.target, goals.last_good)
-    if not is_unchecked and engine.id in released(strategy, goals.target, update, engines, goals.loadable, of_others):
-        return goals
-    return waits  # where the target's files are lost, no canary went before
-
-
-def mended_there(goals: Goals, engine: EngineRecord, versions: Versions) -> Goals:
-    """The goals of a host that proves nothing just now, since an engine of it was restarted: it is mended where it was
-    last, also while it is not its turn. The last good version would take all of its engines back.
-
-    Args:
-        goals: the engine's.
-        engine: the engine.
         versions: all versions, by id.
+        offer: what the run's trainer offers from its memory.
     """
-    if not engine.pulls or not engine.known or engine.serving is not None:
-        return goals
+    goal, good = run.loadable, run.last_good
+    # An engine with the plugin is given deltas themselves, also where others wait for a copy.
+    if run.wanted is not None and step_in_place(engine, run.wanted, versions) is not None:
+        goal = run.wanted
+    if run.last_served is not None and _goes_back_in_place(engine, run.last_served, versions):
+        good = run.last_served
+    # It goes no further than the last good version while it is not its turn.
+    waits = run.target is not None and _waits(run, run.target, goal, good, engine, strategy, update, engines)
+    goal = good if waits else goal
+    # A host that proves nothing, since an engine of it was restarted, is mended where it was last, also while it is not
+    # its turn: the last good version would take all of its engines back.
     there = versions.get(engine.contents.held or "")
-    if there is None or there.barred or there.state is not VersionState.SEALED or has_given_up(engine, there):
-        return goals
-    if goals.loadable is None or goals.target is None or there.run != goals.target.run:
-        return goals
-    return replace(goals, loadable=there) if goals.loadable.order < there.order <= goals.target.order else goals
+    if there is not None and goal is not None and _is_mended_at(there, engine, goal, run.target):
+        goal = there
+    # An engine that gets to a delta by steps goes to the next one, where it may go there.
+    step = None if goal is None else step_in_place(engine, goal, versions)
+    if step is not None:
+        goal = good if good is not None and has_given_up(engine, step) else step
+    # Beside that it makes ready what is still being checked, or takes what a trainer offers.
+    paused = update is not None and update.paused_since is not None
+    next_one = versions.get(run.coming or "")
+    is_ahead = next_one is not None and looks_ahead(engine, next_one, versions, strategy, paused=paused)
+    taken = offered_to(engine, offer, versions)
+    return replace(
+        run,
+        loadable=goal,
+        last_good=good,
+        ordered=run.ordered and (not waits or good == run.target),
+        coming=run.coming if is_ahead else None,
+        serving=versions.get(engine.serving or ""),
+        offered=None if taken is None else RefitTo(versions[taken.version], taken.path),
+    )
 
 
-def in_place(goals: Goals, engine: EngineRecord, versions: Versions) -> Goals:
-    """The goals of an engine that has the plugin: it is given deltas themselves, also where others wait for a copy.
-
-    Args:
-        goals: the run's.
-        engine: the engine.
-        versions: all versions, by id.
-    """
-    if goals.wanted is not None and step_in_place(engine, goals.wanted, versions) is not None:
-        goals = replace(goals, loadable=goals.wanted)
-    good = goals.last_served
-    if good is None or good == goals.last_good or has_given_up(engine, good):
-        return goals
+def _goes_back_in_place(engine: EngineRecord, good: VersionRecord, versions: Versions) -> bool:
+    """Whether the plugin can bring an engine back to a version for which others would wait."""
     step = good if engine.serving == good.id else step_in_place(engine, good, versions)
-    return goals if step is None or has_given_up(engine, step) else replace(goals, last_good=good)
+    return step is not None and not has_given_up(engine, good) and not has_given_up(engine, step)
 
 
-def on_the_way(goals: Goals, engine: EngineRecord, versions: Versions) -> Goals:
-    """The goals of an engine that gets to a delta by steps: the next step, where it may go there.
-
-    Args:
-        goals: the engine's.
-        engine: the engine.
-        versions: all versions, by id.
+def _waits(
+    run: Goals,
+    target: VersionRecord,
+    goal: VersionRecord | None,
+    good: VersionRecord | None,
+    engine: EngineRecord,
+    strategy: Strategy,
+    update: UpdateRecord | None,
+    engines: Sequence[EngineRecord],
+) -> bool:
+    """Whether an engine goes no further than the last good version: while it is not its turn, once it has given a
+    version up, and while an operator has paused the run's updates. Engines that serve go on serving, and those that
+    were restarted or broke get the last good version.
     """
-    step = None if goals.loadable is None else step_in_place(engine, goals.loadable, versions)
-    if step is None:
-        return goals
-    given_up = goals.last_good is not None and has_given_up(engine, step)
-    return replace(goals, loadable=goals.last_good if given_up else step)
+    if update is not None and update.paused_since is not None and not engine.serves_newer_than(target):
+        return True
+    if goal is not None and good is not None and has_given_up(engine, goal):
+        return True
+    if strategy.name is StrategyName.ALL:
+        return False  # as `released` says, without a look at a thousand engines for each of them
+    if strategy.name is StrategyName.CANARY and goal not in (target, good):
+        return True  # where the target's files are lost, no canary went before
+    return engine.id not in released(strategy, target, update, engines, goal, run.loadable)
+
+
+def _is_mended_at(
+    there: VersionRecord, engine: EngineRecord, goal: VersionRecord, target: VersionRecord | None
+) -> bool:
+    """Whether a host is mended at the version that it proved last."""
+    if not engine.pulls or not engine.known or engine.serving is not None:
+        return False
+    if there.barred or there.state is not VersionState.SEALED or has_given_up(engine, there):
+        return False
+    return target is not None and there.run == target.run and goal.order < there.order <= target.order
 
 
 def coming(versions: Iterable[VersionRecord], engines: Iterable[EngineRecord]) -> str | None:
@@ -321,7 +330,7 @@ def coming(versions: Iterable[VersionRecord], engines: Iterable[EngineRecord]) -
     newest = max(versions, key=lambda version: version.order, default=None)
     if newest is None or not newest.state.is_open or newest.barred or newest.handed:
         return None
-    return newest.id if newest.noticed or newest.state is VersionState.VALIDATING else None
+    return newest.id if newest.announced.noticed or newest.state is VersionState.VALIDATING else None
 
 
 def looks_ahead(

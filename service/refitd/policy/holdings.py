@@ -207,4 +207,4 @@ def weight_of(version: VersionRecord, found: Found | None, *, is_spared: bool) -
         case Gone():
             return Weight(bytes=0)
         case _:
-            return Weight(bytes=version.bytes, foreign=0 if is_ours else version.bytes or 0)
+            return Weight(bytes=version.files.bytes, foreign=0 if is_ours else version.files.bytes or 0)

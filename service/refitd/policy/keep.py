@@ -322,7 +322,7 @@ def _unready(version: VersionRecord, closed: Collection[str]) -> str | None:
             return f"UNKNOWN: it has no verdict yet, and {stays}"
         case VersionState.DELETED:
             return "DELETED: nothing is left of it"
-        case VersionState.SEALED | VersionState.LOST if version.in_doubt:
+        case VersionState.SEALED | VersionState.LOST if version.verdict.in_doubt:
             return f"{version.state}, and its files are read again"
         case VersionState.SEALED | VersionState.RETIRED | VersionState.REJECTED | VersionState.LOST:
             return None

@@ -199,7 +199,7 @@ def _carried_out(engine: EngineRecord, seen: Reached) -> AttemptRecord | None:
     """The last order as carried out, where a host proves it and was silent, or did not obey it, before; else None.
 
     The host is not ordered back then. It was brought there like one that has answered, and is mended there
-    (`refitd.policy.goals.mended_there`) when an engine of it is restarted later.
+    (`refitd.policy.goals`) when an engine of it is restarted later.
     """
     last = engine.trouble.last_attempt
     if last is None or seen.serves is None or engine.serving == seen.serves:

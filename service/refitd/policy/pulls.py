@@ -8,7 +8,7 @@ this host lacks it. One that this host has rejected is not pulled again: its ups
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from refitd.state.version import VersionRecord
@@ -97,20 +97,19 @@ def as_told(known: VersionRecord, told: Told) -> VersionRecord:
     What this host has given up itself stays barred: else its engines would go there again at each look. Where the
     upstream bars it as well, that is the upstream's.
     """
-    may_lack = tuple(dict.fromkeys((*known.may_lack, *told.allow_missing)))
-    allowed = may_lack, known.allow_extra or told.allow_extra
-    given_up = None if told.barred else known.given_up
-    now = replace(
-        known,
+    may_lack = tuple(dict.fromkeys((*known.announced.may_lack, *told.allow_missing)))
+    allowed = may_lack, known.announced.allow_extra or told.allow_extra
+    given_up = None if told.barred else known.career.given_up
+    now = known.having(
         pinned=told.pinned,
         barred=told.barred or given_up is not None,
         given_up=given_up,
         may_lack=allowed[0],
         allow_extra=allowed[1],
     )
-    is_new = allowed != (known.may_lack, known.allow_extra)
-    if is_new and known.state is VersionState.REJECTED and known.code not in FOR_EVERY_NOTICE:
-        return replace(now, state=VersionState.ANNOUNCED, reason=None, code=None)
+    is_new = allowed != (known.announced.may_lack, known.announced.allow_extra)
+    if is_new and known.state is VersionState.REJECTED and known.verdict.code not in FOR_EVERY_NOTICE:
+        return now.having(state=VersionState.ANNOUNCED, reason=None, code=None)
     return now
 
 
@@ -125,7 +124,7 @@ def all_as_told(
         barred: the ids of others that it has barred.
     """
     now = [as_told(known[told.id], told) for told in offered if told.id in known]
-    now += [replace(known[each], barred=True, given_up=None) for each in barred if each in known]
+    now += [known[each].having(barred=True, given_up=None) for each in barred if each in known]
     return [record for record in now if record != known[record.id]]
 
 

@@ -80,9 +80,9 @@ def why_not(record: VersionRecord, views: Views) -> str | None:
     A reader that has a deleted file open reads on undisturbed; one that has a recycled file open reads another version.
     So an engine that cannot be reached, and counts as dead for a deletion after a while, never counts as dead here.
     """
-    if not record.owned or record.kind is not Kind.FULL:
+    if not record.files.owned or record.kind is not Kind.FULL:
         return "its files were not written by refitd as a full version"
-    if record.weights is None or not record.state.may_have_good_files:
+    if record.files.weights is None or not record.state.may_have_good_files:
         return "it was never found good"
     held = leases(views, dead_after=float("inf")).get(record.id)
     return str(held[0]) if held else None
@@ -92,7 +92,7 @@ def newest_full(versions: Sequence[VersionRecord]) -> Iterator[VersionRecord]:
     """The newest good full version of each run that refitd's publisher wrote."""
     found: dict[str, VersionRecord] = {}
     for version in versions:
-        if version.owned and version.kind is Kind.FULL and version.state is VersionState.SEALED:
+        if version.files.owned and version.kind is Kind.FULL and version.state is VersionState.SEALED:
             best = found.get(version.run)
             if best is None or version.order > best.order:
                 found[version.run] = version

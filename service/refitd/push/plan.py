@@ -102,7 +102,7 @@ def missing_there(pointer: Pointer, wanted: VersionRecord | None, waiting: Colle
         f"followers of the store stay on what they have: engines here are to serve {wanted.id}, which is not in the "
         "store"
     )
-    if not wanted.owned:
+    if not wanted.files.owned:
         return f"{stay}: it has no manifest of a refitd publisher, and only versions with one are pushed"
     return f"{stay} any more, or never was. Publish a newer step; one more than --keep-last stay there"
 
@@ -142,7 +142,7 @@ def without_files(versions: Iterable[VersionRecord]) -> VersionRecord | None:
 
 def _is_whole(version: VersionRecord) -> bool:
     """Whether its files are good and have the publisher's manifest."""
-    return version.state is VersionState.SEALED and version.owned and version.digest is not None
+    return version.state is VersionState.SEALED and version.files.owned and version.digest is not None
 
 
 def _is_only_lost(version: VersionRecord) -> bool:

@@ -140,7 +140,7 @@ class Pusher:
             finally:
                 self.uploading = frozenset()
             seconds = self._store.clock.monotonic() - began
-            text = f"pushed {version.bytes or 0} bytes to {self._bucket.name} in {seconds:.2f} s"
+            text = f"pushed {version.files.bytes or 0} bytes to {self._bucket.name} in {seconds:.2f} s"
             self._store.say("version", version.id, text, of_run=run.run)
 
     async def _upload(self, run: BucketRun, version: VersionRecord) -> None:
@@ -256,6 +256,6 @@ def _said_of(version: BucketVersion, here: VersionRecord) -> BucketVersion:
         version,
         pinned=here.pinned,
         barred=here.barred,
-        may_lack=here.may_lack,
-        allow_extra=here.allow_extra,
+        may_lack=here.announced.may_lack,
+        allow_extra=here.announced.allow_extra,
     )

@@ -161,8 +161,7 @@ class StoreWriter:
         # The files of a bad version go; the reason why it was bad stays.
         was_bad = (record.state.is_bad or record.state is VersionState.UNKNOWN) and record.reason is not None
         reason = f"{why}; it was {record.state}: {record.reason}" if was_bad else why
-        retired = replace(
-            record,
+        retired = record.having(
             state=VersionState.RETIRED,
             reason=reason,
             state_before=record.state,
@@ -176,11 +175,11 @@ class StoreWriter:
 
     def sized(self, version: str, size: int) -> None:
         """Remember how many bytes the folder of a version takes that was not found good."""
-        self._store.put_version(replace(self._store.versions[version], bytes=size))
+        self._store.put_version(self._store.versions[version].having(bytes=size))
 
     def aged(self, version: str, seconds: float) -> None:
         """Remember for how many seconds a version has been evidence."""
-        self._store.put_version(replace(self._store.versions[version], bad_for=seconds))
+        self._store.put_version(self._store.versions[version].having(bad_for=seconds))
 
     def budgeted(self, fault: str | None) -> None:
         """Set or clear the fault that what is kept does not fit the disk budget, and log the change."""

@@ -88,7 +88,7 @@ class _Seen:
 
     def weight(self, version: VersionRecord) -> Weight:
         """What a version takes; one that came after the look counts from the next look on."""
-        return self.weights.get(version.id, Weight(bytes=version.bytes))
+        return self.weights.get(version.id, Weight(bytes=version.files.bytes))
 
 
 INCOMING_SECONDS = 3600.0  # age at which an unlocked .incoming-* is abandoned that another host may be writing
@@ -183,7 +183,7 @@ class Sweeper:
             self._over_since = None if fault is None else now if self._over_since is None else self._over_since
             is_late = self._over_since is not None and now - self._over_since >= OVER_BUDGET_FOR
             good = [v for v in versions.values() if v.state is VersionState.SEALED and not self._rules.spares(v)]
-            largest = max((version.bytes or 0 for version in good), default=0)
+            largest = max((version.files.bytes or 0 for version in good), default=0)
             never_fits = too_small(done, largest, await self._folders.free())
             self._writer.budgeted(never_fits or (fault if is_late else None))
             return done
@@ -232,10 +232,10 @@ class Sweeper:
         for version in versions:
             size = self._seen.weight(version).bytes
             is_sized_here = version.state in {VersionState.REJECTED, VersionState.UNKNOWN}
-            if is_sized_here and size is not None and size != version.bytes:
+            if is_sized_here and size is not None and size != version.files.bytes:
                 self._writer.sized(version.id, size)
             age = ages.get(version.id, 0.0)
-            if age - version.bad_for >= AGE_STEP or age < version.bad_for:
+            if age - version.verdict.bad_for >= AGE_STEP or age < version.verdict.bad_for:
                 self._writer.aged(version.id, age)
 
     def _verdicts(self, listing: Listing | ListingFailed | Withheld, seen: _Seen) -> list[KeepVerdict]:
@@ -276,7 +276,7 @@ class Sweeper:
         """
         now = self._clock.monotonic()
         seen = self._evidence_since
-        self._evidence_since = {v.id: seen.get(v.id, now - v.bad_for) for v in versions if v.state.is_bad}
+        self._evidence_since = {v.id: seen.get(v.id, now - v.verdict.bad_for) for v in versions if v.state.is_bad}
         return {version: now - since for version, since in self._evidence_since.items()}
 
     def _verdict_of(self, version: str, listing: Listing | ListingFailed | Withheld) -> KeepVerdict | None:

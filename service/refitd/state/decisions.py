@@ -22,8 +22,10 @@ import msgspec
 from refitd.state.journal.journal import JOURNAL_RETRY_SECONDS, JournalError
 from refitd.state.journal.schema import pack, unpack
 from refitd.state.observer import Observer
+from refitd.state.parts import in_parts
 from refitd.state.records import UNLED, HostLead, Origin, RunRecord, UpdateRecord
 from refitd.state.version import VersionRecord
+from refitd_client.contract.decoding import converted
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.states import VersionState
 from refitd_client.contract.wire import Event
@@ -37,13 +39,22 @@ _DECISIONS_BYTES = 1 << 28  # bytes; one version is a thousand
 
 
 class Decisions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is written. `event` is the number of the newest entry of the log when it was."""
+    """What is written. `event` is the number of the newest entry of the log when it was. `parted`: facts of versions
+    lie in the parts of their records.
+    """
 
     event: int = 0
     versions: tuple[VersionRecord, ...] = ()
     updates: tuple[UpdateRecord, ...] = ()
     runs: tuple[RunRecord, ...] = ()
     lead: HostLead = UNLED
+    parted: bool = False
+
+
+class _Unparted(msgspec.Struct, frozen=True, kw_only=True):
+    """The versions as an earlier release wrote them: each fact stands in the record itself."""
+
+    versions: tuple[dict[str, Any], ...] = ()
 
 
 class DecisionSource(Protocol):
@@ -88,6 +99,7 @@ def decisions_of(known: DecisionSource) -> Decisions:
         updates=tuple(update for update in known.updates.values() if update.paused_since is not None),
         runs=tuple(known.run_records()),
         lead=known.origin.lead,
+        parted=True,
     )
 
 
@@ -99,9 +111,15 @@ def read_decisions(root: Path) -> Decisions | None:
         RecordDamagedError: it is not what was written.
     """
     try:
-        return unpack(read_plain(decisions_path(root), _DECISIONS_BYTES), Decisions)
+        data = read_plain(decisions_path(root), _DECISIONS_BYTES)
     except FileNotFoundError:
         return None
+    found = unpack(data, Decisions)
+    if found.parted:
+        return found
+    told = unpack(data, _Unparted).versions
+    versions = tuple(converted(in_parts(each, VersionRecord), VersionRecord) for each in told)
+    return msgspec.structs.replace(found, versions=versions)
 
 
 def write_decisions(root: Path, decisions: Decisions) -> None:

@@ -163,7 +163,7 @@ class Store:
             # A folder that only now got its turn to be taken in does not open a closed run again.
             newest = self.index.newest_of(record.run)
             waited = record.run in self.faults.runs_left_out and newest is not None and record.order < newest
-            if record.noticed or not waited:
+            if record.announced.noticed or not waited:
                 self.reopen_run(record.run, f"{record.id} came")
         if record.state is VersionState.DELETED:
             self._first_seen.pop(record.id, None)
@@ -302,7 +302,7 @@ class Store:
         """A version is to be deleted, and another of its name may come: nothing that was found of its contents counts
         then, nor what went wrong with loads of it.
         """
-        retired = replace(version, state=VersionState.RETIRED, reason=why, state_before=None, reason_before=None)
+        retired = version.having(state=VersionState.RETIRED, reason=why, state_before=None, reason_before=None)
         self.put_version(retired, f"retired: {why}")
         self.forget_fingerprints(version.id)
         for engine in [engine for engine in self.engines.values() if version.id in engine.trouble.strikes]:
@@ -379,7 +379,7 @@ class Store:
         going = [version for version in self.versions_of(run) if self.runs.was_deleted(run, version.order)]
         for version in going:
             why = f"run {run} was deleted"
-            retired = replace(version, state=VersionState.RETIRED, reason=why, state_before=None, reason_before=None)
+            retired = version.having(state=VersionState.RETIRED, reason=why, state_before=None, reason_before=None)
             if retired != version:
                 self.put_version(retired, f"retired: {why}")
         return len(going)

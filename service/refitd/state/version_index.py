@@ -161,7 +161,7 @@ class VersionIndex:
         newest = self.deleted_evidence.get(record.run, record)
         if record.is_deleted_evidence and record.order >= newest.order:
             self.deleted_evidence[record.run] = record
-        if record.is_lost and record.owned:
+        if record.is_lost and record.files.owned:
             self.deleted_lost[record.id] = record
         if record.was_good or record.barred:
             self.deleted_newest[record.run] = max(record.order, self.deleted_newest.get(record.run, record.order))

@@ -69,7 +69,7 @@ class UpdateController:
         fault = fault_found(self._targets.strategy, target, update, engines)
         if fault is not None:
             # The same as a rollback by hand: what is newer than the last good version is not gone to again.
-            self._store.put_version(replace(target, barred=True, reason=fault, given_up=fault), f"barred: {fault}")
+            self._store.put_version(target.having(barred=True, reason=fault, given_up=fault), f"barred: {fault}")
             return
         state = self._state_of(update, target, engines)
         if state is not update.state:
@@ -114,13 +114,13 @@ class UpdateController:
         return UpdateState.ROLLING
 
     def _mark_served(self, target: VersionRecord) -> None:
-        timings = dict(target.timings)
+        timings = dict(target.career.timings)
         for engine in self._store.engines.values():
             attempt = engine.trouble.last_attempt
             if attempt is not None and attempt.version == target.id:
                 for stage, milliseconds in attempt.timings.items():
                     timings[stage] = max(milliseconds, timings.get(stage, 0.0))
-        served = replace(target, served_at=self._store.clock.now(), timings=timings)
+        served = target.having(served_at=self._store.clock.now(), timings=timings)
         self._store.put_version(served, f"served: step {target.order.step} is proven on every reachable engine")
 
 

@@ -6,7 +6,6 @@ Settings, the engines file, the API and discovery name them; the store remembers
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -301,9 +300,9 @@ class Fleet:
         """
         store = self._store
         wanted = store.versions.get(store.runs.desired.get(run or "", ""))
-        if wanted is None or wanted.given_up is None or store.runs.upstream is None:
+        if wanted is None or wanted.career.given_up is None or store.runs.upstream is None:
             return
-        again = replace(wanted, barred=False, reason=None, given_up=None)
+        again = wanted.having(barred=False, reason=None, given_up=None)
         store.put_version(again, "is tried once more: a resync was asked for")
         for engine in store.engines_of(wanted.run):  # what speaks against it is over: loads, and a check that failed
             if wanted.id in engine.trouble.strikes:

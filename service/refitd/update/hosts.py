@@ -262,7 +262,9 @@ class ReportedHosts:
         """
         version = self._store.versions.get(report.told.pulling or "")
         is_needed = any(each is not None and each not in report.holds for each in serve)
-        turn = self._turns.reported(report.told, is_needed=is_needed, size=None if version is None else version.bytes)
+        turn = self._turns.reported(
+            report.told, is_needed=is_needed, size=None if version is None else version.files.bytes
+        )
         busy_seconds = min(MOST_BUSY_SECONDS, max(1.0, len(self._known) / REPORTS_A_SECOND))
         return replace(
             reply,

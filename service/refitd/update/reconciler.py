@@ -324,15 +324,15 @@ class Loads:
         differs = serving is not None and serving.differs_in_weights(version)
         files = None  # what the plugin has to know of a version; None where it finds no manifest
         is_full = in_place or version.kind is not Kind.DELTA
-        has_manifest = version.owned or version.described
-        if is_full and has_manifest and version.digest is not None and version.signature is not None:
+        has_manifest = version.files.owned or version.files.described
+        if is_full and has_manifest and version.digest is not None and version.files.signature is not None:
             files = VersionFiles(
                 version=version.id,
                 path=version.path,
                 digest=version.digest,
-                signature=version.signature,
-                allow_missing=version.may_lack,
-                allow_extra=version.allow_extra,
+                signature=version.files.signature,
+                allow_missing=version.announced.may_lack,
+                allow_extra=version.announced.allow_extra,
             )
 
         async def is_unchanged() -> bool:
@@ -444,8 +444,8 @@ async def look_ahead(
     coming = Coming(
         version=version.id,
         path=version.path,
-        allow_missing=version.may_lack,
-        allow_extra=version.allow_extra,
+        allow_missing=version.announced.may_lack,
+        allow_extra=version.announced.allow_extra,
         prove=proves,
     )
     found: Sequence[RankProof] = ()

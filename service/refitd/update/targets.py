@@ -8,14 +8,10 @@ from refitd.policy.goals import (
     as_ordered,
     goals_of_engine,
     goals_of_run,
-    in_place,
-    looks_ahead,
-    mended_there,
     offered_to,
-    on_the_way,
     takers,
 )
-from refitd.policy.next_action import Goals, RefitTo, at_rest
+from refitd.policy.next_action import Goals, at_rest
 from refitd.policy.strategy import Strategy, StrategyName
 from refitd.policy.traffic import Demand, shut
 from refitd.state.observer import Notifier, Observer
@@ -89,19 +85,8 @@ class Targets(Observer):
         store = self._store
         update = store.updates.get(engine.run)
         engines = [] if self.strategy.name is StrategyName.ALL else store.engines_of(engine.run)
-        of_run = self.of_run(engine.run)
-        goals = in_place(of_run, engine, store.versions)
-        goals = goals_of_engine(goals, engine, self.strategy, update, engines, of_run.loadable)
-        goals = on_the_way(mended_there(goals, engine, store.versions), engine, store.versions)
-        coming, paused = store.versions.get(goals.coming or ""), _is_paused(update)
-        is_ahead = coming is not None and looks_ahead(engine, coming, store.versions, self.strategy, paused=paused)
-        offer = offered_to(engine, self._offers.get(engine.run), store.versions)
-        return replace(
-            goals,
-            coming=goals.coming if is_ahead else None,
-            serving=store.versions.get(engine.serving or ""),
-            offered=None if offer is None else RefitTo(store.versions[offer.version], offer.path),
-        )
+        offer = self._offers.get(engine.run)
+        return goals_of_engine(self.of_run(engine.run), engine, self.strategy, update, engines, store.versions, offer)
 
     def target_of(self, run: str | None) -> VersionRecord | None:
         """The version that the engines of a run are to serve, all of them the same; None where there is none."""

@@ -34,7 +34,7 @@ async def test_a_lost_layer_does_not_pass_with_what_may_be_missing(tmp_path: Pat
         await announced(stage, 1, lost, "mtp.*")
         await stage.rejected(ONE)
         record = stage.store.versions[ONE]
-        assert record.code is Code.MISSING_TENSOR
+        assert record.verdict.code is Code.MISSING_TENSOR
         assert "layer.3.weight" in (record.reason or "")
         assert "mtp" not in (record.reason or "").partition("(the model is")[0]
 

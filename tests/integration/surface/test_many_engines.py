@@ -33,7 +33,7 @@ async def test_engines_in_json_are_what_they_are_now_after_whatever_has_changed(
         store.put_engine(store.engines["a:1"].having(reason="as an operator was told"))
         check()
         await stage.http.post("/v1/runs", json={"run": "run", "paused": True})
-        store.put_version(replace(store.versions["run~v000001"], pinned=True))
+        store.put_version(store.versions["run~v000001"].having(pinned=True))
         check()
         store.runs.upstream = UpstreamWord(name="http://hub", run="run", silent_since="")
         check()

@@ -60,7 +60,7 @@ async def test_every_stage_of_an_update_is_timed_once(tmp_path: Path) -> None:
         assert found.value("refitd_stage_seconds_sum", stage="load") == 0.02
         assert found.value("refitd_update_seconds_count") == 1
         assert found.value("refitd_loads_total", outcome="ack") == 2
-        published = stage.store.versions["run~v000001"].bytes
+        published = stage.store.versions["run~v000001"].files.bytes
         assert found.value("refitd_published_bytes_total", kind="full") == published
         assert found.value("refitd_transport_bytes_total", transport="disk") == published
         assert found.value("refitd_transport_seconds_count", transport="disk") == 1
@@ -138,14 +138,14 @@ async def test_bytes_in_the_root_are_told_by_what_they_are_kept_for(tmp_path: Pa
         await stage.served(2)
         await stage.sweep()
         found = await scrape(stage)
-        size = stage.store.versions["run~v000002"].bytes
+        size = stage.store.versions["run~v000002"].files.bytes
         assert found.value("refitd_kept_bytes", why="read") == size
         assert found.value("refitd_kept_bytes", why="rule") == size
 
 
 def test_the_strongest_reason_names_what_bytes_are_kept_for() -> None:
     def why(lease: LeaseKind | None = None, **more: object) -> set[KeptFor]:
-        record = replace(version(1), **more)  # type: ignore[arg-type]
+        record = version(1).having(**more)
         leases = {record.id: [Lease(kind=lease, holder="a")]} if lease else {}
         line = Reclaimable(path=record.path, keep=True, reasons=[], version=record.id, bytes=7)
         found = bytes_by_reason([line], {record.id: record}, leases)

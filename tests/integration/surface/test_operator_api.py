@@ -63,7 +63,7 @@ async def test_readers_wait_for_what_is_told_and_not_for_what_engines_are_at(tmp
             assert overview["event"] == seen < stage.store.last_event
             listed = (await stage.http.get("/v1/versions")).json()["items"]
             assert [each["id"] for each in listed] == [id_]
-            stage.store.put_version(replace(stage.store.versions[id_], pinned=True))
+            stage.store.put_version(stage.store.versions[id_].having(pinned=True))
             waiting = asyncio.create_task(stage.http.get("/v1/versions"))
             await stage.http.get("/healthz")
             assert not waiting.done()

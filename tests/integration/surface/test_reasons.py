@@ -126,7 +126,7 @@ def test_a_host_that_serves_what_its_hub_has_not_is_not_said_to_serve_start_up_w
 def test_a_version_says_by_which_transport_its_trainer_publishes_it_and_why(tmp_path: Path) -> None:
     store = Store(Journal(tmp_path), SystemClock())
     plain = version(1)
-    chosen = replace(plain, metadata={"transport": "delta", "transport_why": "files go everywhere (no NCCL: …)"})
+    chosen = plain.having(metadata={"transport": "delta", "transport_why": "files go everywhere (no NCCL: …)"})
     targets, plan = Targets(store), ReclaimPlan(items=[], freed_bytes=0)
     said = explain_version(chosen, store, targets, plan)
     assert "Its trainer publishes it by files (files go everywhere (no NCCL: …))." in said

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 from refitd.update.controller import UpdateController
@@ -84,6 +83,6 @@ async def test_a_served_first_version_that_the_upstream_bars_is_not_on_its_way_a
     """Else the time for which nothing was served would begin on a follower, and raise RefitdStalled there."""
     async with serving(tmp_path) as stage:
         await stage.served(1)
-        stage.store.put_version(replace(stage.store.versions[FIRST], barred=True), "barred upstream")
+        stage.store.put_version(stage.store.versions[FIRST].having(barred=True), "barred upstream")
         UpdateController(stage.store, stage.targets, default_run=None, quorum=1).look()
         assert stage.store.updates["run"].state is UpdateState.COMPLETE

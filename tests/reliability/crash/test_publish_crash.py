@@ -35,7 +35,7 @@ async def judged(root: Path, state: Path, model: Path, count: int) -> dict[int, 
         task.cancel()
     await asyncio.wait(tasks)
     journal.close()
-    return {version.order.step: (version.state, version.owned) for version in store.versions.values()}
+    return {version.order.step: (version.state, version.files.owned) for version in store.versions.values()}
 
 
 def test_a_service_on_what_a_kill_9_of_the_publisher_left_finds_the_whole_version_or_none(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import asyncio
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import mortal_sweep
@@ -38,8 +37,8 @@ REST = {"inner/deep", "link", "notes.txt"}
 def what_is_known() -> list[VersionRecord]:
     """Seven good versions: an engine serves 3, 4 is pinned, 6 and 7 are the newest."""
     records = {step: version(step, bytes=100, owned=True) for step in STEPS}
-    records[4] = replace(records[4], pinned=True)
-    records[7] = replace(records[7], served_at="2026-01-01T00:00:00Z")
+    records[4] = records[4].having(pinned=True)
+    records[7] = records[7].having(served_at="2026-01-01T00:00:00Z")
     return list(records.values())
 
 

@@ -98,7 +98,7 @@ class SimCopies:
 
     def _delta(self, record: VersionRecord) -> SimFolder:
         folder = self._disk.at(record.path)
-        if signature_of(folder) != record.signature:
+        if signature_of(folder) != record.files.signature:
             raise CopyError(f"{record.id} has changed")
         return folder
 

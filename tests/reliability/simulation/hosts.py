@@ -169,7 +169,7 @@ class HostPromises(Promises):
         assert world.life is not None
         target = world.life.targets.of_run(RUN).target
         said = self._world.following()
-        if target is None or target.state is not VersionState.SEALED or not target.owned:
+        if target is None or target.state is not VersionState.SEALED or not target.files.owned:
             return
         if isinstance(chain_of(target, world.life.store.versions), NoBase):
             return  # its trainer has deleted what it stands on: the hub's engines have it, and nobody else can
@@ -242,7 +242,7 @@ class Hosts(World):
         wanted = store.versions.get(store.runs.desired.get(RUN, ""))
         broken = [each for each in store.engines.values() if each.state is EngineState.TAINTED]
         key = f"{place.name} gave up {None if wanted is None else wanted.id}"
-        if not broken or wanted is None or wanted.given_up is None or key in tended:
+        if not broken or wanted is None or wanted.career.given_up is None or key in tended:
             return found
         tended.add(key)
         self._restart([place.server_of(each) for each in broken])

@@ -139,5 +139,5 @@ class LedHubPromises(ForgettingHubPromises):
 
     def _is_for_hosts(self, target: VersionRecord) -> bool:
         """Whether hosts can have it: its publisher is refitd's, and its trainer has deleted nothing beneath it."""
-        is_there = target.state is VersionState.SEALED and target.owned
+        is_there = target.state is VersionState.SEALED and target.files.owned
         return is_there and not isinstance(chain_of(target, self._life.store.versions), NoBase)

@@ -226,10 +226,7 @@ def _record_of(version: BucketVersion, barred: BucketVersion | None) -> VersionR
         path=f"{RUN}/{version_folder(version.order)}",
         state=VersionState.SEALED,
         created_at="",
-        digest=version.digest,
-        pinned=version.pinned,
-        barred=version.barred or version is barred,
-    )
+    ).having(digest=version.digest, pinned=version.pinned, barred=version.barred or version is barred)
 
 
 class StoreCollector(StoreProcess):

@@ -70,15 +70,8 @@ class Hub:
         self.store = Store(Journal(folder), clock)
         self.store.put_version(
             VersionRecord(
-                run=RUN,
-                order=Order(1, 1),
-                path=f"{RUN}/{made.name}",
-                state=VersionState.SEALED,
-                created_at="",
-                digest=self.digest,
-                owned=True,
-                bytes=SIZE,
-            )
+                run=RUN, order=Order(1, 1), path=f"{RUN}/{made.name}", state=VersionState.SEALED, created_at=""
+            ).having(digest=self.digest, owned=True, bytes=SIZE)
         )
         self.hosts = ReportedHosts(self.store, clock, None)
         self.asked, self.told = Counter[str](), 0

@@ -35,7 +35,7 @@ async def held(life: Life, version: str) -> tuple[SimFolder, Manifest]:
     without one is not handed out here.
     """
     record = await find_version(life.service, version)
-    if record.state is not VersionState.SEALED or not record.owned:
+    if record.state is not VersionState.SEALED or not record.files.owned:
         raise ProblemError(Slug.FILES_NOT_HELD, f"{version} is {record.state}")
     try:
         folder = life.world.disk.at(record.path)

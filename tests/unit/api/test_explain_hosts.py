@@ -1,7 +1,6 @@
 """`refitd explain` of a host that the hub leads: who does what, and which of its engines are not there yet, and why."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +68,7 @@ def test_while_a_host_carries_out_an_order_each_engine_that_is_not_there_yet_is_
 
 
 def test_what_the_host_does_for_them_now_is_said(store: Store) -> None:
-    store.put_version(replace(TWO, bytes=5_000_000_000))
+    store.put_version(TWO.having(bytes=5_000_000_000))
     store.open_attempt("host-1", TWO.id)
     host = HostEngines(follower="host-1", states=HOSTS, pulling=TWO.id, pulled_bytes=3_100_000_000)
     told = explained(store, host, state=EngineState.UPDATING, reason="its disk was full")

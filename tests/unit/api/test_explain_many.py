@@ -1,7 +1,6 @@
 """`refitd explain` of a version where engines are many: a sentence for those that are alike, with a few names."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,7 +60,7 @@ def test_up_to_three_engines_have_a_sentence_each(store: Store) -> None:
 
 
 def test_of_many_engines_that_have_proved_its_tensors_a_few_are_named(store: Store) -> None:
-    proved = replace(TWO, proved_by=tuple(f"p{number}" for number in range(30)))
+    proved = TWO.having(proved_by=tuple(f"p{number}" for number in range(30)))
     assert any("by the GPUs of p0, p1, p2 and 27 more, and not" in sentence for sentence in explained(store, proved))
 
 
@@ -70,7 +69,7 @@ def test_a_version_that_was_overtaken_says_so_unless_it_was_served_or_is(store: 
     store.put_version(three)
     assert "No engine was ever brought to it: step 3 overtook it." in explained(store, never_sent=True)
     assert "Not all engines of its run were proved to serve it: step 3 overtook it." in explained(store)
-    for said in (explained(store, ONE), explained(store, three), explained(store, replace(TWO, barred=True))):
+    for said in (explained(store, ONE), explained(store, three), explained(store, TWO.having(barred=True))):
         assert not any("overtook" in sentence for sentence in said)
     store.put_version(other)
     assert f"No engine was ever brought to it: {other.id} overtook it." in explained(store, never_sent=True)

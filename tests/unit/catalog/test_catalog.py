@@ -22,7 +22,7 @@ async def test_a_version_with_a_manifest_is_found_and_sealed(tmp_path: Path) -> 
     async with watching(tmp_path) as stage:
         publish(stage.root, "run", 1, tensors(1))
         found = await stage.verdict("run~v000001", VersionState.SEALED)
-        assert found.owned
+        assert found.files.owned
         assert (found.digest or "").startswith("xxh3:")
 
 
@@ -30,7 +30,7 @@ async def test_a_checkpoint_without_manifest_is_sealed_when_it_has_settled(tmp_p
     async with watching(tmp_path) as stage:
         write_shards(stage.root / "run/v000001", tensors(1))
         found = await stage.verdict("run~v000001", VersionState.SEALED)
-        assert not found.owned
+        assert not found.files.owned
 
 
 async def test_a_shard_that_is_late_is_waited_for(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ async def test_a_folder_of_an_old_generation_that_nobody_ordered_is_refused_by_n
         await stage.verdict("run~v000041.g4", VersionState.SEALED)
         write_shards(stage.root / "run/v000050", tensors(2))
         late = await stage.verdict("run~v000050", VersionState.REJECTED)
-        assert late.code is Code.OLD_GENERATION
+        assert late.verdict.code is Code.OLD_GENERATION
         assert "call it v000050.g4" in (late.reason or "")
         publish(stage.root, "run", 40, tensors(3))
-        assert (await stage.verdict("run~v000040", VersionState.SEALED)).owned
+        assert (await stage.verdict("run~v000040", VersionState.SEALED)).files.owned

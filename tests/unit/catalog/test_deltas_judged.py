@@ -81,7 +81,7 @@ async def test_a_delta_is_judged_by_the_look_at_it_that_its_notice_had(
             await sealed(stage, trainer, 2)
             delta = await stage.verdict(await announced(stage, trainer, monkeypatch), VersionState.SEALED)
     assert delta.path not in parsed
-    assert delta.signature == signature(stage.root, delta.path)
+    assert delta.files.signature == signature(stage.root, delta.path)
 
 
 async def test_a_base_is_read_while_engines_may_look_at_the_delta_already(
@@ -117,7 +117,7 @@ async def test_a_delta_on_a_base_that_was_touched_waits_until_that_is_read_again
             os.utime(stage.root / full.path / "refit.json", ns=(1, 1))
             delta = (await trainer.follow()).version_id
         record = await stage.verdict(delta, VersionState.UNKNOWN)
-        assert record.unended == 0
+        assert record.verdict.unended == 0
         assert record.reason == f"the files of {full.id} have changed since they were checked, and are read again"
         gate.set()
         await stage.verdict(delta, VersionState.SEALED)
@@ -131,7 +131,7 @@ async def test_a_base_that_cannot_be_read_now_is_read_again(tmp_path: Path, monk
                 broken.setattr(Bases, "read", _failing)
                 delta = (await trainer.follow()).version_id
                 record = await stage.verdict(delta, VersionState.UNKNOWN)
-                assert record.unended == 0
+                assert record.verdict.unended == 0
                 assert record.reason == "cannot be read: [Errno 5] I/O error"
             await stage.verdict(delta, VersionState.SEALED)
 

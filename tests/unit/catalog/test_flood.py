@@ -89,7 +89,7 @@ async def test_what_a_folder_costs_does_not_depend_on_how_many_there_are(
     store.observe(Asks())  # type: ignore[arg-type]
     await taken_in(store, folders("run", number))
     for version in list(store.open.values()):
-        store.put_version(VersionRecord(**_fields(version) | {"state": VersionState.REJECTED}))
+        store.put_version(replace(version, state=VersionState.REJECTED))
     assert looked <= 3 * number
 
 
@@ -115,10 +115,6 @@ async def test_what_a_trainer_s_own_folder_costs_does_not_depend_on_how_many_the
     assert looked <= 3 * number
 
 
-def _fields(version: VersionRecord) -> dict[str, object]:
-    return {name: getattr(version, name) for name in VersionRecord.__dataclass_fields__}
-
-
 async def test_of_a_run_so_many_are_taken_in_and_the_rest_is_said_and_follows(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,7 +133,7 @@ async def test_of_a_run_so_many_are_taken_in_and_the_rest_is_said_and_follows(
     assert "15 folders are not taken in yet (15 of run run): 10 versions wait for a verdict already" in said[0]
     while store.open:
         for version in list(store.open.values()):
-            store.put_version(VersionRecord(**_fields(version) | {"state": VersionState.REJECTED}))
+            store.put_version(replace(version, state=VersionState.REJECTED))
         await taking.take_in(found)
     assert (len(store.versions), store.faults.folders_left_out, len(said)) == (25, 0, 2)
 

@@ -4,7 +4,6 @@ import asyncio
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -54,7 +53,9 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 async def read_as_now(stage: Stage, id_: str, path: str) -> VersionRecord:
     """Wait until a version is known as its files look now."""
     (now,) = (await DiskFiles(stage.root).signatures([path])).values()
-    await stage.until(lambda: stage.store.versions[id_].signature == now and not stage.store.versions[id_].in_doubt)
+    await stage.until(
+        lambda: stage.store.versions[id_].files.signature == now and not stage.store.versions[id_].verdict.in_doubt
+    )
     return stage.store.versions[id_]
 
 
@@ -94,9 +95,9 @@ async def test_a_version_whose_manifest_cannot_be_kept_is_served_and_says_which_
         (stage.root / SERVICE_FOLDER / MANIFESTS).write_bytes(b"")  # as a disk that is full, or another user's folder
         write_shards(stage.root / "run/v000001", tensors(1))
         sealed = await stage.verdict(V1, SEALED)
-    assert not sealed.described
-    assert "the service cannot keep a manifest of it (" in sealed.notes[-1]
-    assert "File exists" in sealed.notes[-1]
+    assert not sealed.files.described
+    assert "the service cannot keep a manifest of it (" in sealed.verdict.notes[-1]
+    assert "File exists" in sealed.verdict.notes[-1]
 
 
 class _Noting(Observer):
@@ -158,7 +159,7 @@ async def test_files_that_were_damaged_in_place_and_lost_for_it_do_not_pass_for_
         publish(stage.root, "run", 2, tensors(2))
         await stage.verdict("run~v000002", SEALED)  # looks went by
         lost = stage.store.versions[V1]
-        assert (lost.state, lost.signature) == (LOST, None)
+        assert (lost.state, lost.files.signature) == (LOST, None)
 
 
 def _store_without_a_trace(file: Path) -> None:
@@ -190,10 +191,10 @@ async def test_a_version_that_keeps_changing_is_not_read_all_the_time(
         os.utime(folder / SHARD, ns=(1, 1))
         await read_as_now(stage, V1, sealed.path)
         os.utime(folder / SHARD, ns=(2, 2))
-        await stage.until(lambda: stage.store.versions[V1].in_doubt)
+        await stage.until(lambda: stage.store.versions[V1].verdict.in_doubt)
         publish(stage.root, "run", 2, tensors(2))
         await stage.verdict("run~v000002", SEALED)
-        assert stage.store.versions[V1].in_doubt
+        assert stage.store.versions[V1].verdict.in_doubt
         assert reads == ["run/v000001"]
 
 
@@ -255,12 +256,12 @@ async def test_a_version_without_a_manifest_is_read_once_more_after_its_first_lo
         _store_without_a_trace(folder / SHARD)
         stage.store.put_version(_served(stage.store.versions[V1]))
         await stage.until(lambda: stage.store.versions[V1].digest != first.digest)
-        await stage.until(lambda: stage.store.versions[V1].confirmed)
+        await stage.until(lambda: stage.store.versions[V1].verdict.confirmed)
         assert stage.store.versions[V1].state is SEALED
 
 
 def _served(record: VersionRecord) -> VersionRecord:
-    return replace(record, served_at="2026-01-01T00:00:00Z")
+    return record.having(served_at="2026-01-01T00:00:00Z")
 
 
 async def test_a_version_with_a_manifest_is_not_read_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

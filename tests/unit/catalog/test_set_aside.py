@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ def begun(tmp_path: Path, *steps: int) -> None:
         writing = asyncio.create_task(journal.run())
         for step in steps:
             known = store.versions[f"run~v{step:06d}"]
-            store.put_version(replace(known, state=VersionState.VALIDATING, unended=known.unended + 1))
+            store.put_version(known.having(state=VersionState.VALIDATING, unended=known.verdict.unended + 1))
         await store.durable()
         writing.cancel()
         with suppress(asyncio.CancelledError):
@@ -51,13 +50,8 @@ def announced(tmp_path: Path, *steps: int) -> None:
         for step in steps:
             folder = publish(tmp_path / "root", "run", step, tensors(step))
             record = VersionRecord(
-                run="run",
-                order=_order(step),
-                path=f"run/{folder.name}",
-                state=VersionState.ANNOUNCED,
-                created_at="",
-                noticed=True,
-            )
+                run="run", order=_order(step), path=f"run/{folder.name}", state=VersionState.ANNOUNCED, created_at=""
+            ).having(noticed=True)
             store.put_version(record)
         await store.durable()
         writing.cancel()
@@ -107,7 +101,7 @@ def test_a_version_over_which_the_service_died_is_validated_by_itself(
     async def start() -> None:
         async with looking(tmp_path, monkeypatch) as (stage, together):
             for id_ in (ONE, TWO, "run~v000003"):
-                assert (await stage.verdict(id_, VersionState.SEALED)).unended == 0
+                assert (await stage.verdict(id_, VersionState.SEALED)).verdict.unended == 0
             assert together == [{"run/v000002"}, {"run/v000003"}, {"run/v000001"}]
 
     asyncio.run(start())
@@ -123,7 +117,7 @@ def test_a_version_over_which_the_service_died_three_times_is_set_aside_and_vali
     async def start() -> None:
         async with watching(tmp_path) as stage:
             found = await stage.verdict(ONE, VersionState.REJECTED)
-            assert found.code is Code.SET_ASIDE
+            assert found.verdict.code is Code.SET_ASIDE
             assert "the service died 3 times while it validated this version" in (found.reason or "")
             assert "announce the version again" in (found.reason or "")
             await stage.verdict(TWO, VersionState.SEALED)
@@ -142,7 +136,7 @@ async def test_what_is_validated_is_in_the_journal_before_it_is_read(
     real, noted = DiskFiles.examine, list[int]()
 
     async def examine(self: DiskFiles, *args: Any, **more: Any) -> Any:
-        noted.extend(record.unended for record in stage.store.journal.read(reads.read_versions))
+        noted.extend(record.verdict.unended for record in stage.store.journal.read(reads.read_versions))
         return await real(self, *args, **more)
 
     monkeypatch.setattr(DiskFiles, "examine", examine)
@@ -162,8 +156,8 @@ async def test_a_service_that_is_stopped_has_not_died(tmp_path: Path, monkeypatc
     async with watching(tmp_path) as stage:
         publish(stage.root, "run", 1, tensors(1))
         await stage.verdict(ONE, VersionState.VALIDATING)
-        await stage.until(lambda: stage.store.versions[ONE].unended == 1)
-    assert stage.store.versions[ONE].unended == 0
+        await stage.until(lambda: stage.store.versions[ONE].verdict.unended == 1)
+    assert stage.store.versions[ONE].verdict.unended == 0
 
 
 @pytest.mark.parametrize("where", ["structure", "examine"])
@@ -183,7 +177,7 @@ async def test_a_version_for_which_there_is_no_memory_is_rejected_and_the_servic
     async with watching(tmp_path) as stage:
         publish(stage.root, "run", 1, tensors(1))
         found = await stage.verdict(ONE, VersionState.REJECTED)
-        assert (found.code, found.unended) == (Code.OUT_OF_MEMORY, 0)
+        assert (found.verdict.code, found.verdict.unended) == (Code.OUT_OF_MEMORY, 0)
         assert "does not have the memory" in (found.reason or "")
         publish(stage.root, "run", 2, tensors(2))
         await stage.verdict(TWO, VersionState.SEALED)

@@ -48,12 +48,12 @@ async def test_what_was_rejected_for_want_of_a_model_is_looked_at_again_at_the_n
         publish(stage.root, "run", 1, tensors(1))
         await stage.rejected(ID)
         record = stage.store.versions[ID]
-        assert record.code is Code.NO_REFERENCE
+        assert record.verdict.code is Code.NO_REFERENCE
         assert "--base-model" in (record.reason or "")
     async with serving(tmp_path) as stage:
         await stage.until(ID, lambda record: record.served_at is not None)
         record = stage.store.versions[ID]
-        assert (record.state, record.code, record.reason) == (VersionState.SEALED, None, None)
+        assert (record.state, record.verdict.code, record.reason) == (VersionState.SEALED, None, None)
 
 
 async def test_what_was_rejected_for_want_of_a_model_is_rejected_again_while_there_is_none(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ async def test_what_was_rejected_for_its_files_stays_rejected_at_the_next_start(
     async with serving(tmp_path) as stage:
         publish(stage.root, "run", 1, weights)
         await stage.rejected(ID)
-        assert stage.store.versions[ID].code is Code.MISSING_TENSOR
+        assert stage.store.versions[ID].verdict.code is Code.MISSING_TENSOR
         before = stage.store.versions[ID]
     async with serving(tmp_path) as stage:
         publish(stage.root, "run", 2, tensors(2))
@@ -124,7 +124,7 @@ async def test_what_was_rejected_for_its_files_stays_rejected_at_the_next_start(
 
 def test_a_record_of_before_there_were_codes_can_be_read() -> None:
     old = msgspec.to_builtins(version(1, state=VersionState.REJECTED, reason="no model"))
-    del old["code"]
+    del old["verdict"]["code"]
     assert unpack(pack(old), VersionRecord) == version(1, state=VersionState.REJECTED, reason="no model")
 
 

@@ -117,7 +117,7 @@ async def test_damage_in_a_full_version_since_it_was_checked_is_not_copied(tmp_p
     data = bytearray(shard.read_bytes())
     data[-1] ^= 1
     shard.write_bytes(data)
-    damaged = replace(versions[0], signature=signature(tmp_path, versions[0].path))
+    damaged = versions[0].having(signature=signature(tmp_path, versions[0].path))
     with pytest.raises(SourceChangedError, match=f"{shard.name} is not what it was when it was checked"):
         await copies.write(ordered(damaged, versions[1:]))
     assert await copies.survey() == []

@@ -5,7 +5,6 @@ import os
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +129,7 @@ async def test_the_copy_that_a_delta_is_written_into_is_a_stage_of_its_update_an
         registry = CollectorRegistry()
         stage.store.observe(Meters(registry), Traces(provider.get_tracer("refitd"), stage.store))
         assert [await served(stage, trainer) for _ in range(2)] == [Kind.FULL, Kind.DELTA]
-        took = stage.store.versions["run~v000002"].timings["copy"]
+        took = stage.store.versions["run~v000002"].career.timings["copy"]
         assert registry.get_sample_value("refitd_stage_seconds_count", {"stage": "copy"}) == 1
         assert registry.get_sample_value("refitd_stage_seconds_sum", {"stage": "copy"}) == pytest.approx(took / 1000)
         found = {span.name: span for span in spans.get_finished_spans()}  # of two loads the last
@@ -147,10 +146,10 @@ async def test_a_copy_that_is_written_when_its_delta_is_served_already_is_no_sta
         await served(stage, trainer)
         await served(stage, trainer)
         record = stage.store.versions["run~v000002"]
-        stage.store.put_version(replace(record, timings={"load": 1.0}))
+        stage.store.put_version(record.having(timings={"load": 1.0}))
         copy = next(copy for copy in await DiskCopies(stage.root).survey() if copy.holds == record.id)
         stage.materializer._written(record, copy, 5.0)
-        assert stage.store.versions[record.id].timings == {"load": 1.0}
+        assert stage.store.versions[record.id].career.timings == {"load": 1.0}
 
 
 async def test_a_delta_that_stands_on_nothing_is_told_and_engines_stay_until_a_full_one_comes(tmp_path: Path) -> None:

@@ -127,14 +127,14 @@ def manifest(**fields: Any) -> Manifest:
 @pytest.mark.parametrize("density", [-0.1, 1.5, 1e308])
 def test_a_density_that_is_no_share_is_not_believed(density: float) -> None:
     found = with_making(version(1), manifest(density=density, why_full="x" * 10_000))
-    assert found.density is None
-    assert len(found.why_full or "") == 300
+    assert found.announced.density is None
+    assert len(found.announced.why_full or "") == 300
 
 
 def test_a_reason_is_shown_on_one_line_without_control_characters() -> None:
-    assert with_making(version(1), manifest(why_full="a\n\x1b[2J")).why_full == r"a\n\x1b[2J"
+    assert with_making(version(1), manifest(why_full="a\n\x1b[2J")).announced.why_full == r"a\n\x1b[2J"
 
 
 def test_a_delta_of_a_publisher_that_says_no_density_has_that_of_its_changes() -> None:
     facts = DeltaFacts(file="f", encoding="flat", compression="none", tensors=1, changed=5, elements=100)
-    assert with_making(version(1), manifest(delta=facts)).density == 0.05
+    assert with_making(version(1), manifest(delta=facts)).announced.density == 0.05

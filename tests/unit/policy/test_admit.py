@@ -15,7 +15,7 @@ KNOWN = version(7)
 
 
 def seen(**fields: str | bool | None) -> SeenFolder:
-    defaults = {"path": KNOWN.path, "digest": KNOWN.digest, "signature": KNOWN.signature}
+    defaults = {"path": KNOWN.path, "digest": KNOWN.digest, "signature": KNOWN.files.signature}
     return SeenFolder(order=Order(1, 7), **(defaults | fields))  # pyright: ignore[reportArgumentType]
 
 

@@ -46,7 +46,7 @@ async def test_a_notice_of_one_of_two_runs_is_refused_while_engines_are_bound_to
             answer = await stage.http.post("/v1/versions", json={"run": run, "step": 1})
             assert (answer.status_code, answer.json()["type"]) == (409, "urn:refitd:problem:run-not-followed")
             assert "('refitd publish --engines mine') to take a:1" in answer.json()["detail"]
-            assert not stage.store.versions[f"{run}~v000001"].noticed
+            assert not stage.store.versions[f"{run}~v000001"].announced.noticed
         assert stage.engines["a"].loads == []
 
 

@@ -35,14 +35,14 @@ def test_the_newest_version_is_coming_while_it_waits_for_its_verdict() -> None:
     assert coming([COMING, SERVED], [PLUGGED]) == COMING.id
     announced = replace(COMING, state=VersionState.ANNOUNCED)
     assert coming([announced, SERVED], [PLUGGED]) is None  # found by a scan: nobody knows yet whether it is all there
-    assert coming([replace(announced, noticed=True), SERVED], [PLUGGED]) == announced.id
+    assert coming([announced.having(noticed=True), SERVED], [PLUGGED]) == announced.id
 
 
 @pytest.mark.parametrize(
     "not_so", [{"state": VersionState.SEALED}, {"state": VersionState.REJECTED}, {"barred": True}, {"handed": True}]
 )
 def test_what_has_its_verdict_or_no_files_yet_is_not_coming(not_so: dict[str, Any]) -> None:
-    assert coming([replace(COMING, **not_so), SERVED], [PLUGGED]) is None
+    assert coming([COMING.having(**not_so), SERVED], [PLUGGED]) is None
 
 
 def test_where_no_engine_has_the_plugin_nothing_is_coming() -> None:

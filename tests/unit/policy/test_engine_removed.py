@@ -62,7 +62,7 @@ async def serve_one_and_begin_two(stage: Stage) -> asyncio.Event:
 
 async def serve_one_and_begin_to_take_two(stage: Stage) -> asyncio.Event:
     """The same, and version 2 has no files yet: it is in its trainer's memory."""
-    engine, offered = stage.engines["a"], replace(V2, state=VersionState.ANNOUNCED, handed=True)
+    engine, offered = stage.engines["a"], V2.having(state=VersionState.ANNOUNCED, handed=True)
     engine.takes_offers = True
     stage.store.put_version(V1)
     stage.fleet.add(NewEngine(url=URL))

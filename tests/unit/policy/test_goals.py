@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from refitd.policy.goals import LoadableDeltas, goals_of_engine, goals_of_run, in_place
+from refitd.policy.goals import LoadableDeltas, goals_of_engine, goals_of_run
 from refitd.policy.next_action import Goals
 from refitd.policy.strategy import Strategy, StrategyName
 from refitd.state.records import EngineRecord, UpdateRecord
@@ -16,13 +16,14 @@ SEALED = version(2)
 LOST = version(3, state=VersionState.LOST)
 AHEAD = engine("a", serving=LOST.id, known=True)
 BEHIND = [engine(name, serving=SERVED.id, known=True, state=EngineState.BEHIND) for name in ("b", "c")]
+KNOWN = {each.id: each for each in (LOST, SEALED, SERVED)}
 UPDATE = UpdateRecord(number=1, run="run", version=LOST.id, cause="", started_at="t", state=UpdateState.ROLLING)
 
 
 def goals(name: StrategyName, *engines: EngineRecord) -> dict[str, Goals]:
     strategy = Strategy(name=name)
     run = goals_of_run(strategy, UPDATE, [LOST, SEALED, SERVED], engines)
-    return {each.id: goals_of_engine(run, each, strategy, UPDATE, engines) for each in engines}
+    return {each.id: goals_of_engine(run, each, strategy, UPDATE, engines, KNOWN) for each in engines}
 
 
 @pytest.mark.parametrize("name", StrategyName)
@@ -70,7 +71,7 @@ def test_an_update_that_an_engine_is_past_is_not_waited_for(name: StrategyName) 
     assert goals_of_run(Strategy(name=name), update, [newest, older, SERVED], engines).target == newest
     lost = replace(newest, state=VersionState.LOST)
     assert goals_of_run(Strategy(name=name), update, [lost, older, SERVED], engines).target == lost
-    barred = replace(newest, barred=True)
+    barred = newest.having(barred=True)
     assert goals_of_run(Strategy(name=name), update, [barred, older, SERVED], engines).target == older
     assert goals_of_run(Strategy(name=name), update, [newest, older, SERVED], BEHIND).target == older
 
@@ -84,6 +85,5 @@ def test_in_turn_an_engine_that_waits_for_a_copy_holds_up_none_that_needs_no_cop
     update, known = replace(UPDATE, version=newer.id), [newer, delta, SERVED]
     run = goals_of_run(strategy, update, known, engines, LoadableDeltas(carried={delta.id: "copy"}))
     assert (run.target, run.loadable) == (newer, delta)
-    own = in_place(run, plugged, {each.id: each for each in known})
-    assert own.loadable == newer
-    assert goals_of_engine(own, plugged, strategy, update, engines, run.loadable).loadable == newer
+    versions = {each.id: each for each in known}
+    assert goals_of_engine(run, plugged, strategy, update, engines, versions).loadable == newer

@@ -89,7 +89,7 @@ def test_what_has_the_name_on_a_host_goes_only_where_nothing_there_serves_reads_
     away = engine(serving=V1, state=EngineState.UNREACHABLE)
     assert why_it_stays(going, [away], []), "it may come back, and say by the name what it serves"
     assert why_it_stays(going, [], [V2]) == f"engines here are to serve {V2}"
-    assert why_it_stays([replace(one, pinned=True)], [], []) == f"{V1} is pinned here"
+    assert why_it_stays([one.having(pinned=True)], [], []) == f"{V1} is pinned here"
 
 
 def state_of(*engines: EngineRecord, ordered: str | None = V2, refused: str | None = None) -> tuple[OrderState, str]:

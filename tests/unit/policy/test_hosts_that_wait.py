@@ -124,9 +124,9 @@ def test_a_pause_keeps_no_engine_on_what_was_rolled_back_from_nor_takes_it_furth
     """What an operator goes back to need not have been served before."""
     paused = replace(UPDATE, paused_since="t")
     goals = Goals(target=TWO, loadable=TWO, last_good=ONE)
-    assert goals_of_engine(goals, engine("a", serving=THREE.id), Strategy(), paused, []).loadable == TWO
+    assert goals_of_engine(goals, engine("a", serving=THREE.id), Strategy(), paused, [], {}).loadable == TWO
     for serving in (ONE.id, None):
-        assert goals_of_engine(goals, engine("a", serving=serving), Strategy(), paused, []).loadable == ONE
+        assert goals_of_engine(goals, engine("a", serving=serving), Strategy(), paused, [], {}).loadable == ONE
 
 
 def test_a_host_with_something_newer_that_its_hub_lost_is_not_ordered_back_while_it_waits_for_its_turn() -> None:

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +64,7 @@ def test_a_delta_is_never_written_into_what_an_engine_serves_of_the_run_that_it_
 
 
 def test_no_engine_gets_to_a_delta_by_what_was_rolled_back_from() -> None:
-    versions = VERSIONS | {SECOND.id: replace(SECOND, barred=True)}
+    versions = VERSIONS | {SECOND.id: SECOND.having(barred=True)}
     assert step_in_place(plugged(FULL), THIRD, versions) is None
     assert needs_copy(plugged(FULL), THIRD, versions)
 
@@ -87,7 +86,7 @@ def test_an_engine_that_took_something_newer_from_memory_needs_no_copy_of_an_old
     newer = version(9, handed=True, state=VersionState.ANNOUNCED)
     versions = VERSIONS | {newer.id: newer}
     assert not needs_copy(plugged(newer), THIRD, versions)
-    assert needs_copy(plugged(newer), THIRD, versions | {newer.id: replace(newer, barred=True)})
+    assert needs_copy(plugged(newer), THIRD, versions | {newer.id: newer.having(barred=True)})
     assert needs_copy(plugged(newer, known=False), THIRD, versions)
 
 

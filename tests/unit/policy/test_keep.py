@@ -30,9 +30,9 @@ DAY = 86400.0
 def version(step: int, state: VersionState = SEALED, *, generation: int = 1, run: str = "exp", **fields: object):  # noqa: ANN201
     order = Order(generation, step)
     record = VersionRecord(
-        run=run, order=order, path=f"{run}/{version_folder(order)}", state=state, created_at="", bytes=10
-    )
-    return replace(record, **fields)
+        run=run, order=order, path=f"{run}/{version_folder(order)}", state=state, created_at=""
+    ).having(bytes=10)
+    return record.having(**fields)
 
 
 def decide(
@@ -64,8 +64,8 @@ def test_the_newest_good_versions_of_each_run_stay() -> None:
 
 def test_of_a_run_that_is_closed_the_newest_good_version_stays_and_every_nth() -> None:
     versions = [version(step, run=run) for run in ("a", "b") for step in (1, 2, 3, 4, 5)]
-    versions[3] = replace(versions[3], served_at="t")
-    versions[4] = replace(versions[4], served_at="t")
+    versions[3] = versions[3].having(served_at="t")
+    versions[4] = versions[4].having(served_at="t")
     verdicts = keep(versions, {}, KeepRules(last=3, every=2), listing=LISTED, ages={}, closed={"a"})
     kept = [(v.record.run, v.record.order.step) for v in verdicts if v.keep]
     assert kept == [("a", 2), ("a", 4), ("a", 5), ("b", 2), ("b", 3), ("b", 4), ("b", 5)]
@@ -117,7 +117,7 @@ def test_of_a_run_that_is_closed_versions_without_a_verdict_go_but_for_one_that_
 
 def test_of_a_run_that_is_closed_a_version_without_a_verdict_stays_while_it_is_needed_or_may_be_anybodys() -> None:
     first, second, third, newest = (version(step, UNKNOWN) for step in (1, 2, 3, 4))
-    versions = [first, replace(second, pinned=True), third, newest]
+    versions = [first, second.having(pinned=True), third, newest]
     weights = {third.id: Weight(bytes=10, foreign=10, refusal="refitd may not delete it")}
     there = replace(LISTED, found=tuple(FoundFolder(run=v.run, order=v.order, path=v.path) for v in versions))
     verdicts = keep(versions, {first.id: lease()}, KeepRules(), listing=there, ages={}, weights=weights, closed={"exp"})

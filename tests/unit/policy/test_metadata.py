@@ -31,7 +31,7 @@ async def announce(stage: Stage, **metadata: str) -> httpx.Response:
 
 async def sealed(stage: Stage) -> dict[str, str]:
     await stage.until(ID, lambda record: record.state is VersionState.SEALED)
-    return stage.store.versions[ID].metadata
+    return stage.store.versions[ID].announced.metadata
 
 
 def test_what_is_kept_has_limits() -> None:
@@ -56,7 +56,7 @@ async def test_a_notice_s_metadata_wins_over_the_manifest_s(tmp_path: Path) -> N
     async with serving(tmp_path, scan_interval=60) as stage:
         publish_saying(stage, {"loss": "1", "lr": "3"})
         await announce(stage, loss="2")
-        await stage.until(ID, lambda record: record.metadata == {"loss": "2", "lr": "3"})
+        await stage.until(ID, lambda record: record.announced.metadata == {"loss": "2", "lr": "3"})
 
 
 async def test_a_notice_adds_to_the_metadata_of_a_version_that_is_sealed_and_changes_nothing_else(
@@ -68,13 +68,13 @@ async def test_a_notice_adds_to_the_metadata_of_a_version_that_is_sealed_and_cha
         before = stage.store.versions[ID]
         answer = await announce(stage, eval="0.7")
         assert (answer.status_code, answer.json()["metadata"]) == (200, {"loss": "1", "eval": "0.7"})
-        assert stage.store.versions[ID] == replace(before, metadata={"loss": "1", "eval": "0.7"})
+        assert stage.store.versions[ID] == before.having(metadata={"loss": "1", "eval": "0.7"})
         said = stage.store.last_event
         assert (await announce(stage, eval="0.7")).status_code == 200
         assert stage.store.last_event == said
         assert len(stage.engines["a"].loads) == 1
     async with serving(tmp_path) as stage:
-        assert stage.store.versions[ID].metadata == {"loss": "1", "eval": "0.7"}
+        assert stage.store.versions[ID].announced.metadata == {"loss": "1", "eval": "0.7"}
 
 
 async def test_a_notice_adds_to_the_metadata_of_a_rejected_version_without_trying_it_again(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ async def test_a_notice_adds_to_the_metadata_of_a_rejected_version_without_tryin
         await stage.rejected(ID)
         await announce(stage, why="a test")
         record = stage.store.versions[ID]
-        assert (record.state, record.metadata) == (VersionState.REJECTED, {"why": "a test"})
+        assert (record.state, record.announced.metadata) == (VersionState.REJECTED, {"why": "a test"})
 
 
 async def test_more_metadata_than_is_kept_is_refused_in_a_notice_and_left_out_of_a_manifest(tmp_path: Path) -> None:
@@ -92,10 +92,10 @@ async def test_more_metadata_than_is_kept_is_refused_in_a_notice_and_left_out_of
         publish_saying(stage, {"k": "v" * MAX_CHARACTERS})
         await announce(stage, loss="1")
         await stage.until(ID, lambda record: record.served_at is not None)
-        assert stage.store.versions[ID].metadata == {"loss": "1"}
+        assert stage.store.versions[ID].announced.metadata == {"loss": "1"}
         answer = await announce(stage, k="v" * (MAX_CHARACTERS - 1))
         assert (answer.status_code, answer.json()["type"]) == (422, "urn:refitd:problem:bad-request")
-        assert stage.store.versions[ID].metadata == {"loss": "1"}
+        assert stage.store.versions[ID].announced.metadata == {"loss": "1"}
         await stage.store.durable()
         said = stage.store.journal.read(lambda connection: read_events(connection, after=0, limit=100, subject=ID))
         assert any("the metadata in refit.json is left out" in event.text for event in said)

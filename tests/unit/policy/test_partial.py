@@ -11,8 +11,8 @@ from refitd.state.version import VersionRecord
 from support.records import engine, version
 
 WHOLE = version(1)
-PART = replace(version(2), lacks="mtp", left_out=("mtp.fc.weight",), left_out_count=1)
-OTHER = replace(version(3), lacks="vision", left_out=("visual.patch.weight",), left_out_count=1)
+PART = version(2).having(lacks="mtp", left_out=("mtp.fc.weight",), left_out_count=1)
+OTHER = version(3).having(lacks="vision", left_out=("visual.patch.weight",), left_out_count=1)
 KNOWN: dict[str, VersionRecord] = {each.id: each for each in (WHOLE, PART, OTHER)}
 
 

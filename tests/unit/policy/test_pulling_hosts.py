@@ -8,7 +8,7 @@ import pytest
 from refitd.engine.fingerprints import proof_by
 from refitd.engine.port import Process, Reached
 from refitd.policy.chain import needs_copy, step_in_place, takes_in_place
-from refitd.policy.goals import goals_of_engine, mended_there
+from refitd.policy.goals import goals_of_engine
 from refitd.policy.leases import EngineView, LeaseKind, Views, leases
 from refitd.policy.next_action import Agenda, Goals, RefitTo, Rest, next_action
 from refitd.policy.observe import Expected, after_probe, after_word, compared
@@ -93,9 +93,7 @@ def test_a_host_that_proves_something_newer_than_its_hub_knows_of_it_serves_that
     assert serving(engine(pulls=True)) == NEWEST.id, "the hub knows the host no more"
     assert serving(told=None) is None, "the hub does not know it"
     assert (
-        serving(told=replace(NEWEST, barred=True))
-        is serving(told=replace(NEWEST, state=VersionState.VALIDATING))
-        is None
+        serving(told=NEWEST.having(barred=True)) is serving(told=replace(NEWEST, state=VersionState.VALIDATING)) is None
     )
     failed = host.having(serving=None, last_attempt=replace(last, version=NEWEST.id, outcome="TAINTED"))
     assert serving(failed) is None, "it was brought there, and its contents were in doubt"
@@ -161,13 +159,13 @@ def test_an_engine_that_is_ordered_back_to_a_delta_goes_by_what_that_stands_on_w
     """No copy holds the delta where all engines have the plugin, and from what came after it no step leads there."""
     goals = Goals(target=MIDDLE, wanted=MIDDLE, loadable=BASE, last_good=BASE, serving=version(3), ordered=True)
     ahead, rests = engine(state=EngineState.BEHIND, serving=version(3).id), Agenda(probe_at=9.0)
-    broken = engine("0", state=EngineState.TAINTED, known=False)
+    broken, known = engine("0", state=EngineState.TAINTED, known=False), {version(3).id: version(3)}
     for name, others, goes in (("all", [], True), ("rolling", [], True), ("rolling", [broken], False)):
         strategy = Strategy(name=StrategyName(name))
-        own = goals_of_engine(goals, ahead, strategy, None, [ahead, *others])
+        own = goals_of_engine(goals, ahead, strategy, None, [ahead, *others], known)
         assert (next_action(ahead, own, rests, 0.0) == RefitTo(BASE)) is goes
-    served = replace(goals, target=replace(MIDDLE, served_at="1"))
-    own = goals_of_engine(served, ahead, Strategy(name=StrategyName.CANARY), None, [ahead])
+    served = replace(goals, target=MIDDLE.having(served_at="1"))
+    own = goals_of_engine(served, ahead, Strategy(name=StrategyName.CANARY), None, [ahead], known)
     assert next_action(ahead, own, rests, 0.0) == RefitTo(BASE)
 
 
@@ -180,10 +178,14 @@ GOOD, TARGET, BEYOND = version(1), version(2), version(3)
 WAITS = Goals(target=TARGET, loadable=GOOD, last_good=GOOD)  # it is not the host's turn
 
 
+def mends(goals: Goals, host: EngineRecord, known: dict[str, VersionRecord]) -> Goals:
+    return goals_of_engine(goals, host, Strategy(), None, [], known)
+
+
 def mended(goals: Goals = WAITS, there: VersionRecord = TARGET, **fields: Any) -> str | None:
     """Where a host is brought that has proved a version and proves nothing now."""
     known = {each.id: each for each in (GOOD, TARGET, BEYOND)} | {there.id: there}
-    after = mended_there(goals, engine(**({"pulls": True, "held": there.id} | fields)), known)
+    after = mends(goals, engine(**({"pulls": True, "held": there.id} | fields)), known)
     return None if after.loadable is None else after.loadable.id
 
 
@@ -203,17 +205,17 @@ def test_a_host_that_was_found_to_have_carried_out_an_order_is_mended_there_like
     expected = {each.id: Expected(path=f"/root/run/v00000{each.label}", label=each.label) for each in (GOOD, TARGET)}
     host = engine(pulls=True, serving=GOOD.id, model_path="/root/run/v000001", weight_version="1", last_attempt=order)
     found = after_probe(host, seen, expected[GOOD.id], TARGET.id, 0.0)
-    mends = replace(seen, model_path="(nothing that is proved)", weight_version=None, serves=None)
-    restarted = after_probe(found, mends, expected[TARGET.id], TARGET.id, 1.0)
+    silent = replace(seen, model_path="(nothing that is proved)", weight_version=None, serves=None)
+    restarted = after_probe(found, silent, expected[TARGET.id], TARGET.id, 1.0)
     assert (found.serving, restarted.serving, restarted.known) == (TARGET.id, None, True)
     known = {each.id: each for each in (GOOD, TARGET)}
-    assert mended_there(WAITS, restarted, known).loadable == TARGET
-    never_found = after_probe(host, mends, expected[GOOD.id], TARGET.id, 1.0)
-    assert mended_there(WAITS, never_found, known).loadable == GOOD, "whether it was obeyed is not known"
+    assert mends(WAITS, restarted, known).loadable == TARGET
+    never_found = after_probe(host, silent, expected[GOOD.id], TARGET.id, 1.0)
+    assert mends(WAITS, never_found, known).loadable == GOOD, "whether it was obeyed is not known"
 
 
 def test_a_host_that_was_not_brought_there_or_is_not_to_be_there_gets_the_last_good_version() -> None:
-    assert mended(there=replace(TARGET, barred=True)) == GOOD.id
+    assert mended(there=TARGET.having(barred=True)) == GOOD.id
     assert mended(there=replace(TARGET, state=VersionState.LOST)) == GOOD.id
     assert mended(there=BEYOND) == GOOD.id
     assert mended(known=False) == mended(strikes={TARGET.id: 3}) == mended(held=None) == GOOD.id

@@ -76,9 +76,9 @@ def test_a_version_that_nobody_needs_may_be_written_again() -> None:
 @pytest.mark.parametrize(
     "record",
     [
-        replace(OWNED, owned=False),
+        OWNED.having(owned=False),
         replace(OWNED, kind=Kind.DELTA),
-        replace(OWNED, weights=None),
+        OWNED.having(weights=None),
         replace(OWNED, state=VersionState.LOST),
         replace(OWNED, state=VersionState.REJECTED),
     ],

@@ -46,12 +46,12 @@ def began(store: Store, root: Path, bucket: ScriptedBucket, *, served: bool = Tr
     for step in (1, 2, 3):
         has(store, root, step)
         known = store.versions[id_of(step)]
-        store.put_version(replace(known, served_at="then" if served or step < 3 else None))
+        store.put_version(known.having(served_at="then" if served or step < 3 else None))
         assert pushed(store, root, bucket).target == id_of(step)
 
 
 def lost(store: Store, step: int) -> None:
-    store.put_version(replace(store.versions[id_of(step)], state=VersionState.LOST, reason="gone"))
+    store.put_version(store.versions[id_of(step)].having(state=VersionState.LOST, reason="gone"))
 
 
 def deleted(store: Store, step: int) -> None:
@@ -110,7 +110,7 @@ def test_a_rollback_from_a_lost_version_takes_followers_back_and_its_deletion_do
         began(store, root, bucket)
         lost(store, 3)
         pushed(store, root, bucket)
-        store.put_version(replace(store.versions[id_of(3)], barred=True))
+        store.put_version(store.versions[id_of(3)].having(barred=True))
         then(store, 3)  # before the store was told of it
         assert barred(pushed(store, root, bucket)) == [3]
     with opened(tmp_path) as store:
@@ -126,7 +126,7 @@ def test_a_rollback_after_what_was_lost_is_deleted_takes_followers_back_from_it(
         deleted(store, 3)
         assert is_on(pushed(store, root, bucket), 3)
         left = store.index.deleted_lost[id_of(3)]
-        store.put_version(replace(left, barred=True))
+        store.put_version(left.having(barred=True))
         assert barred(pushed(store, root, bucket)) == [3]
     with opened(tmp_path) as store:
         pointer = pushed(store, root, bucket)
@@ -146,7 +146,7 @@ def test_followers_come_back_to_a_lost_version_that_was_served_where_the_next_on
         assert (pointer.target, [version.order.step for version in pointer.versions]) == (id_of(4), [4, 3, 2])
         lost(store, 3)
         then(store, 3)
-        store.put_version(replace(store.versions[id_of(4)], barred=True, given_up="no engine came through it"))
+        store.put_version(store.versions[id_of(4)].having(barred=True, given_up="no engine came through it"))
         pointer = pushed(store, root, bucket, keep=3)
         assert (pointer.target, barred(pointer)) == (id_of(3), [4])
 
@@ -176,7 +176,7 @@ def test_a_host_that_follows_and_pushes_on_keeps_its_followers_on_what_it_has_lo
     with opened(tmp_path) as store:
         for step in (1, 2, 3):
             has(store, root, step)
-            store.put_version(replace(store.versions[id_of(step)], served_at="then"))
+            store.put_version(store.versions[id_of(step)].having(served_at="then"))
             ordered(store, step)
             assert pushed(store, root, bucket, follows=True).target == id_of(step)
         lost(store, 3)
@@ -205,7 +205,7 @@ def test_of_a_trainer_s_own_folders_that_are_lost_nothing_is_kept_when_they_are_
     """A trainer deletes thousands, and none is ever pushed."""
     with opened(tmp_path) as store:
         has(store, tmp_path / "root", 1)
-        store.put_version(replace(store.versions[id_of(1)], owned=False))
+        store.put_version(store.versions[id_of(1)].having(owned=False))
         lost(store, 1)
         deleted(store, 1)
         assert store.index.lost_too_of(RUN) == []
@@ -222,6 +222,6 @@ def test_a_closed_run_is_not_opened_again_by_a_rollback_that_bars_what_was_lost_
         deleted(store, 3)
         store.close_run(RUN)
         for left in store.index.lost_too_of(RUN)[:2]:
-            store.put_version(replace(left, barred=True))
+            store.put_version(left.having(barred=True))
         assert [version.barred for version in store.index.lost_too_of(RUN)] == [True, True, False]
         assert RUN in store.runs.closed

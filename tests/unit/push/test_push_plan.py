@@ -25,9 +25,7 @@ def version(step: int, base: int | None = None, state: VersionState = VersionSta
         created_at="2026-01-01T00:00:00Z",
         kind=Kind.FULL if base is None else Kind.DELTA,
         base=None if base is None else id_of(base),
-        owned=True,
-        digest=f"xxh3:{step}",
-    )
+    ).having(owned=True, digest=f"xxh3:{step}")
 
 
 def id_of(step: int) -> str:
@@ -60,11 +58,11 @@ def test_versions_that_are_not_good_are_not_pushed() -> None:
 
 
 def test_versions_without_a_manifest_are_not_pushed() -> None:
-    assert steps(replace(version(1), owned=False)) == []
+    assert steps(version(1).having(owned=False)) == []
 
 
 def test_a_barred_version_is_not_pushed() -> None:
-    assert steps(version(1), replace(version(2), barred=True)) == [1]
+    assert steps(version(1), version(2).having(barred=True)) == [1]
 
 
 def pointer(*versions: VersionRecord, desired: int | None = None) -> Pointer:
@@ -104,21 +102,21 @@ def test_a_newer_version_waits_for_a_pause_here_and_for_the_check_of_a_canary_he
 def test_the_way_back_waits_for_nothing(update: UpdateRecord) -> None:
     there = pointer(version(3), version(2), version(1))
     assert wanted_there(there, version(2), update, CANARY, HERE) == id_of(2)
-    barred = pointer(replace(version(3), barred=True))
+    barred = pointer(version(3).having(barred=True))
     assert wanted_there(barred, version(2), update, CANARY, HERE) == id_of(2)
     assert wanted_there(there, None, update, CANARY, HERE) is None
 
 
 def test_what_is_wanted_here_and_is_not_in_the_store_is_said_with_what_to_do() -> None:
-    there = pointer(replace(version(9), barred=True), version(8), version(7))
+    there = pointer(version(9).having(barred=True), version(8), version(7))
     said = missing_there(there, version(2), ())
     assert said is not None
     assert said.startswith(
         f"followers of the store stay on what they have: engines here are to serve {id_of(2)}, which"
     )
     assert "Publish a newer step" in said
-    assert "has no manifest" in (missing_there(there, replace(version(2), owned=False, digest=None), ()) or "")
-    assert missing_there(there, replace(version(8), digest="another's"), ()) is not None
+    assert "has no manifest" in (missing_there(there, version(2).having(owned=False, digest=None), ()) or "")
+    assert missing_there(there, version(8).having(digest="another's"), ()) is not None
 
 
 def test_what_a_rollback_has_left_is_known_though_it_is_deleted_here() -> None:
@@ -129,14 +127,14 @@ def test_what_a_rollback_has_left_is_known_though_it_is_deleted_here() -> None:
     assert left_behind(there, None, {id_of(8)}) == set()
 
 
-LOST = replace(version(3, state=VersionState.LOST), served_at="then")
-TAKEN_AWAY = replace(LOST, state=VersionState.DELETED, state_before=VersionState.LOST)
+LOST = version(3, state=VersionState.LOST).having(served_at="then")
+TAKEN_AWAY = LOST.having(state=VersionState.DELETED, state_before=VersionState.LOST)
 
 
 @pytest.mark.parametrize("lost", [LOST, TAKEN_AWAY])
 def test_followers_may_stay_on_what_is_lost_here_alone(lost: VersionRecord) -> None:
     there = pointer(version(3), version(2))
-    unserved = replace(lost, served_at=None)
+    unserved = lost.having(served_at=None)
     assert for_followers(there, version(2), [lost, version(2)]) == lost
     assert for_followers(there, None, [lost]) == lost
     assert for_followers(there, version(4), [version(4), lost]) == version(4)
@@ -146,26 +144,24 @@ def test_followers_may_stay_on_what_is_lost_here_alone(lost: VersionRecord) -> N
 
 @pytest.mark.parametrize("lost", [LOST, TAKEN_AWAY])
 def test_followers_go_back_from_what_is_lost_here_where_it_is_barred_or_not_in_the_store(lost: VersionRecord) -> None:
-    there, left = pointer(version(3), version(2)), replace(version(3), barred=True)
-    assert for_followers(there, version(2), [replace(lost, barred=True)]) == version(2)
-    assert for_followers(there, version(2), [replace(lost, digest="another's")]) == version(2)
-    assert for_followers(there, version(2), [replace(lost, digest=None)]) == version(2)
+    there, left = pointer(version(3), version(2)), version(3).having(barred=True)
+    assert for_followers(there, version(2), [lost.having(barred=True)]) == version(2)
+    assert for_followers(there, version(2), [lost.having(digest="another's")]) == version(2)
+    assert for_followers(there, version(2), [lost.having(digest=None)]) == version(2)
     assert for_followers(pointer(left, version(2)), version(2), [lost]) == version(2)
     assert for_followers(pointer(version(2)), version(2), [lost]) == version(2)
-    assert for_followers(there, version(2), [replace(lost, state_before=None, state=VersionState.REJECTED)]) == version(
-        2
-    )
+    assert for_followers(there, version(2), [lost.having(state_before=None, state=VersionState.REJECTED)]) == version(2)
 
 
 def test_what_was_lost_before_it_was_deleted_here_is_left_by_a_rollback_alone() -> None:
     there, deleted = pointer(version(4), version(3), version(2)), {id_of(3), id_of(4)}
     assert left_behind(there, version(2), deleted, [TAKEN_AWAY]) == {id_of(4)}
-    assert left_behind(there, version(2), deleted, [replace(TAKEN_AWAY, barred=True)]) == deleted
+    assert left_behind(there, version(2), deleted, [TAKEN_AWAY.having(barred=True)]) == deleted
 
 
 def test_what_is_there_or_on_its_way_or_has_no_files_is_not_missing() -> None:
     there = pointer(version(8), version(7))
     assert missing_there(there, version(7), ()) is None
     assert missing_there(there, version(9), {id_of(9)}) is None
-    assert missing_there(there, replace(version(9), handed=True, state=VersionState.ANNOUNCED), ()) is None
+    assert missing_there(there, version(9).having(handed=True, state=VersionState.ANNOUNCED), ()) is None
     assert missing_there(there, None, ()) is None

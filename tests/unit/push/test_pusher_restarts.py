@@ -66,7 +66,7 @@ def test_a_hub_that_takes_a_run_says_nothing_of_another_publisher_s_version_with
     for step in (1, 2):
         has(store, tmp_path / "root", step)
     own = store.versions["exp~trial~v000001"]
-    store.put_version(replace(own, pinned=True, barred=True))
+    store.put_version(own.having(pinned=True, barred=True))
     pointer = pushed(store, tmp_path / "root", bucket)
     assert [(version.id, version.pinned, version.barred) for version in pointer.versions] == [
         ("exp~trial~v000002", False, False),
@@ -85,7 +85,7 @@ def test_a_hub_that_wants_what_the_store_does_not_have_any_more_says_so_until_it
         pushed(store, tmp_path / "root", bucket)
     assert counted(bucket) == ["exp~trial~v000003", "exp~trial~v000002"]
     for step in (2, 3):
-        store.put_version(replace(store.versions[f"exp~trial~v{step:06d}"], barred=True))
+        store.put_version(store.versions[f"exp~trial~v{step:06d}"].having(barred=True))
     assert pushed(store, tmp_path / "root", bucket).target is None
     assert "engines here are to serve exp~trial~v000001, which is not in the store any more" in (
         store.faults.push or ""
@@ -114,7 +114,7 @@ def test_followers_do_not_go_to_what_a_rollback_has_left_and_the_hub_has_deleted
         has(store, tmp_path / "root", step)
         pushed(store, tmp_path / "root", bucket)
     store.put_version(replace(store.versions["exp~trial~v000002"], state=VersionState.DELETED))
-    store.put_version(replace(store.versions["exp~trial~v000003"], barred=True))
+    store.put_version(store.versions["exp~trial~v000003"].having(barred=True))
     pointer = pushed(store, tmp_path / "root", bucket)
     assert {each.id: each.barred for each in pointer.versions} == {"exp~trial~v000003": True, "exp~trial~v000002": True}
     assert pointer.target is None
@@ -128,7 +128,7 @@ def test_where_all_in_the_store_is_barred_the_next_version_waits_there_as_long_a
         has(store, root, step)
         pushed(store, root, bucket)
     for step in (2, 3):  # a rollback to step 1, which the store has no more
-        store.put_version(replace(store.versions[f"exp~trial~v{step:06d}"], barred=True))
+        store.put_version(store.versions[f"exp~trial~v{step:06d}"].having(barred=True))
     assert pushed(store, root, bucket).target is None
     first = store.start_update(RUN, "exp~trial~v000001", "rolled back")
     store.put_update(replace(first, paused_since="now"), "paused")

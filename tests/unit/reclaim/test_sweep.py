@@ -57,7 +57,9 @@ class World:
         (self.root / path).mkdir(parents=True)
         (self.root / path / "model.safetensors").write_bytes(raw(b"{}"))
         (self.root / path / "config.json").write_text("{}")
-        record = VersionRecord(run="exp", order=Order(1, step), path=path, state=state, created_at="", bytes=SIZE)
+        record = VersionRecord(run="exp", order=Order(1, step), path=path, state=state, created_at="").having(
+            bytes=SIZE
+        )
         self.records[record.id] = record
 
     def versions(self) -> list[VersionRecord]:
@@ -67,10 +69,10 @@ class World:
         return self.deleted_ids
 
     def sized(self, version: str, size: int) -> None:
-        self.records[version] = replace(self.records[version], bytes=size)
+        self.records[version] = self.records[version].having(bytes=size)
 
     def aged(self, version: str, seconds: float) -> None:
-        self.records[version] = replace(self.records[version], bad_for=seconds)
+        self.records[version] = self.records[version].having(bad_for=seconds)
 
     def views(self) -> Views:
         return self.seen
@@ -80,7 +82,7 @@ class World:
 
     def retire(self, record: VersionRecord, why: str) -> None:
         self.log.append(f"retire {record.order.step}")
-        self.records[record.id] = replace(self.records[record.id], state=VersionState.RETIRED, reason=why)
+        self.records[record.id] = self.records[record.id].having(state=VersionState.RETIRED, reason=why)
 
     def deleted(self, record: VersionRecord) -> None:
         self.log.append(f"deleted {record.order.step}")
@@ -96,7 +98,7 @@ class World:
 
     def pin(self, step: int) -> None:
         name = v(step)
-        self.records[name] = replace(self.records[name], pinned=True)
+        self.records[name] = self.records[name].having(pinned=True)
 
     def on_disk(self) -> list[int]:
         return sorted(int(path.name[1:]) for path in (self.root / "exp").glob("v*"))
@@ -343,11 +345,11 @@ async def test_what_cannot_be_emptied_is_in_the_plan(world: World) -> None:
 @pytest.mark.parametrize("state", [s for s in VersionState if s not in {VersionState.SEALED, VersionState.DELETED}])
 async def test_what_a_version_takes_is_seen_at_its_folder_whatever_its_state(world: World, state: VersionState) -> None:
     world.add(9, state)
-    world.records[v(9)] = replace(world.records[v(9)], bytes=None)
+    world.records[v(9)] = world.records[v(9)].having(bytes=None)
     assert line(await sweeper(world).plan(), 9).bytes == SIZE
     await sweeper(world).run()
     remembered = {VersionState.REJECTED, VersionState.UNKNOWN}
-    assert v(9) not in world.records or (world.records[v(9)].bytes == SIZE) is (state in remembered)
+    assert v(9) not in world.records or (world.records[v(9)].files.bytes == SIZE) is (state in remembered)
 
 
 async def test_two_versions_in_one_folder_take_its_room_once(world: World) -> None:
@@ -363,8 +365,8 @@ async def test_a_folder_that_its_trainer_has_deleted_does_not_keep_its_run(world
     """A rejected version whose folder was deleted is no lost one, and was refused for ever."""
     (world.root / "exp/step-9").mkdir()
     record = VersionRecord(
-        run="exp", order=Order(1, 9), path="exp/step-9", state=VersionState.REJECTED, created_at="", noticed=True
-    )
+        run="exp", order=Order(1, 9), path="exp/step-9", state=VersionState.REJECTED, created_at=""
+    ).having(noticed=True)
     world.records[record.id] = record
     assert "exp/step-9" in (await sweeper(world).why_not_deleted("exp") or "")
     (world.root / "exp/step-9").rmdir()
@@ -418,7 +420,7 @@ async def test_evidence_that_turned_good_and_bad_again_is_new(world: World) -> N
     await sweep.run()
     clock.seconds += 7200.0
     await sweep.run()
-    assert world.records[v(9)].bad_for == 7200.0
+    assert world.records[v(9)].verdict.bad_for == 7200.0
     for state in (VersionState.SEALED, VersionState.LOST):
         world.records[v(9)] = replace(world.records[v(9)], state=state)
         reasons = line(await sweep.run(), 9).reasons
@@ -569,8 +571,7 @@ def restarted(base: Path) -> World:
                 path=f"exp/v{step:06d}",
                 state=VersionState(states[v(step)]),
                 created_at="",
-                bytes=7,
-            )
+            ).having(bytes=7)
             world.records[record.id] = record
     return world
 
@@ -579,7 +580,7 @@ async def test_what_dead_publishers_left_goes_before_what_a_rollback_needs(tmp_p
     """Three were killed in the middle of a version. The budget has room for what is served, and what was before."""
     world = World(tmp_path, steps=2)
     for step in (1, 2):
-        world.records[v(step)] = replace(world.records[v(step)], served_at="2026-01-01T00:00:00Z")
+        world.records[v(step)] = world.records[v(step)].having(served_at="2026-01-01T00:00:00Z")
     for number in range(3):
         left = tmp_path / f"exp/.incoming-{number}"
         left.mkdir()

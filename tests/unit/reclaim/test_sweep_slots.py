@@ -1,7 +1,6 @@
 """The sweep with slots: what it discards comes back to the publisher, within bounds, and never too early."""
 
 import errno
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -59,10 +58,10 @@ class World:
         return set()
 
     def sized(self, version: str, size: int) -> None:
-        self.records[version] = replace(self.records[version], bytes=size)
+        self.records[version] = self.records[version].having(bytes=size)
 
     def aged(self, version: str, seconds: float) -> None:
-        self.records[version] = replace(self.records[version], bad_for=seconds)
+        self.records[version] = self.records[version].having(bad_for=seconds)
 
     def budgeted(self, fault: str | None) -> None:
         self.fault = fault
@@ -76,7 +75,7 @@ class World:
         return listing
 
     def retire(self, record: VersionRecord, why: str) -> None:
-        self.records[record.id] = replace(record, state=VersionState.RETIRED, reason=why)
+        self.records[record.id] = record.having(state=VersionState.RETIRED, reason=why)
 
     def deleted(self, record: VersionRecord) -> None:
         del self.records[record.id]
@@ -202,7 +201,7 @@ async def test_slots_of_a_trainer_that_is_gone_go_after_a_while(world: World) ->
 async def test_the_disk_budget_counts_slots(world: World) -> None:
     for step in (1, 2):
         world.publish(step)
-    size = world.records[v(2)].bytes or 0
+    size = world.records[v(2)].files.bytes or 0
     await world.sweeper(rules=SlotRules(disk_budget=size + 100)).run()
     assert world.slots == []
     assert (world.root / RUN / "v000002").exists()
@@ -224,7 +223,7 @@ async def test_the_disk_budget_counts_copies(world: World) -> None:
     """They are there for engines, so slots and older versions make room for them."""
     for step in (1, 2, 3):
         world.publish(step)
-    size = world.records[v(3)].bytes or 0
+    size = world.records[v(3)].files.bytes or 0
     for room, kept in ((2, [v(2), v(3)]), (1, [v(3)])):
         budget = Copies.bytes_on_root + room * size
         rules = SlotRules(disk_budget=budget)

@@ -29,7 +29,5 @@ def test_it_is_what_carried_the_version(handed: bool, kind: Kind, asked: str | N
         state=VersionState.SEALED,
         created_at="2026-01-01T00:00:00Z",
         kind=kind,
-        handed=handed,
-        metadata={} if asked is None else {"transport": asked},
-    )
+    ).having(handed=handed, metadata={} if asked is None else {"transport": asked})
     assert version.transport == transport

@@ -73,7 +73,7 @@ async def test_a_check_that_takes_its_time_holds_up_no_other_run(tmp_path: Path)
 async def test_a_check_is_let_go_when_its_version_is_rolled_back_from(tmp_path: Path) -> None:
     async with checking(tmp_path, operator := Operator("a")) as (store, _):
         await operator.asked["a"].wait()
-        store.put_version(replace(store.versions[version(2, run="a").id], barred=True))
+        store.put_version(store.versions[version(2, run="a").id].having(barred=True))
         await operator.let_go.wait()
         assert store.updates["a"].check is CheckState.PENDING
 

@@ -52,7 +52,7 @@ async def test_steps_that_one_listing_shows_together_raise_no_question(tmp_path:
         publish(tmp_path / "root", "run", step, tensors(step))
     async with serving(tmp_path) as stage:
         await stage.until("run~v001000", lambda record: record.served_at is not None)
-        assert [each.after for each in stage.store.versions.values()] == [None, None, None]
+        assert [each.announced.after for each in stage.store.versions.values()] == [None, None, None]
         assert glance_at(stage.store, stage.targets, "run").standing is Standing.CURRENT
 
 

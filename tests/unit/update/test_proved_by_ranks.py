@@ -96,7 +96,7 @@ async def test_a_version_that_gpus_proved_is_served_and_says_so(tmp_path: Path, 
         await with_gpus(stage, "a", ranks=ranks)
         publish(stage)
         await stage.until(ONE, lambda record: record.served_at is not None)
-        assert (read, stage.store.versions[ONE].proved_by) == ([], ("a:1",))
+        assert (read, stage.store.versions[ONE].verdict.proved_by) == ([], ("a:1",))
         version = (await stage.http.get(f"/v1/versions/{ONE}")).json()
         assert version["proved_by"] == ["a:1"]
         told = (await stage.http.get(f"/v1/explain/{ONE}")).json()["sentences"]
@@ -110,7 +110,7 @@ async def test_a_version_without_fingerprints_is_read_by_the_service(tmp_path: P
         await with_gpus(stage, "a")
         publish(stage, fingerprints=False)
         assert await settled(stage) is VersionState.SEALED
-        assert (read, stage.store.versions[ONE].proved_by) == (["run/v000001"], ())
+        assert (read, stage.store.versions[ONE].verdict.proved_by) == (["run/v000001"], ())
 
 
 async def test_a_version_without_a_manifest_is_read_once_for_its_verdict_and_its_fingerprints(
@@ -140,7 +140,7 @@ async def test_where_one_engine_has_no_gpu_that_proves_the_service_reads(tmp_pat
         await stage.until_engines()
         publish(stage)
         assert await settled(stage) is VersionState.SEALED
-        assert (read, stage.store.versions[ONE].proved_by) == (["run/v000001"], ())
+        assert (read, stage.store.versions[ONE].verdict.proved_by) == (["run/v000001"], ())
 
 
 @pytest.mark.parametrize("setting", [Prove.SERVICE, Prove.BOTH])
@@ -149,7 +149,7 @@ async def test_a_service_that_is_told_to_reads_itself(tmp_path: Path, read: list
         await with_gpus(stage, "a")
         publish(stage)
         assert await settled(stage) is VersionState.SEALED
-        assert (read, stage.store.versions[ONE].proved_by) == (["run/v000001"], ())
+        assert (read, stage.store.versions[ONE].verdict.proved_by) == (["run/v000001"], ())
 
 
 async def test_where_both_read_and_disagree_the_version_is_not_loaded(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ async def test_a_proof_in_any_doubt_has_the_service_read(
         stage.engines["a"].prover = lambda coming: [lie(each) for each in good(coming)]
         publish(stage)
         assert await settled(stage) is VersionState.SEALED
-        assert (read, stage.store.versions[ONE].proved_by) == (["run/v000001"], ())
+        assert (read, stage.store.versions[ONE].verdict.proved_by) == (["run/v000001"], ())
 
 
 async def test_a_rotten_byte_is_found_and_the_version_is_loaded_by_no_engine(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ async def test_an_engine_that_does_not_answer_holds_up_no_verdict(
         stage.engines["a"].hangs = True
         publish(stage)
         assert await settled(stage) is VersionState.SEALED
-        assert (read, stage.store.versions[ONE].proved_by) == (["run/v000001"], ())
+        assert (read, stage.store.versions[ONE].verdict.proved_by) == (["run/v000001"], ())
 
 
 async def test_a_stock_engine_that_joins_later_has_the_service_read_first(tmp_path: Path, read: list[str]) -> None:
@@ -235,7 +235,7 @@ async def test_a_stock_engine_that_joins_later_has_the_service_read_first(tmp_pa
         assert read == []
         await stage.http.post("/v1/engines", json={"url": "http://b:1", "run": "run"})
         await stage.until(ONE, lambda _: bool("b" in stage.engines and stage.engines["b"].loads))
-        assert (read, stage.store.versions[ONE].proved_by) == (["run/v000001"], ())
+        assert (read, stage.store.versions[ONE].verdict.proved_by) == (["run/v000001"], ())
 
 
 async def test_what_is_rotten_by_then_is_lost_and_the_stock_engine_does_not_load_it(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ async def test_what_is_rotten_by_then_is_lost_and_the_stock_engine_does_not_load
         record = stage.store.versions[ONE]
         damage(source, "layer.1.weight")
         again = mapped(place_of(str(path), stage.root)).structure.signature
-        stage.store.put_version(replace(record, signature=again))  # as if the disk had changed the byte
+        stage.store.put_version(record.having(signature=again))  # as if the disk had changed the byte
         await stage.http.post("/v1/engines", json={"url": "http://b:1", "run": "run"})
         await stage.until(ONE, lambda each: each.state is VersionState.LOST)
         assert "the GPUs of a:1 had read other bytes" in (stage.store.versions[ONE].reason or "")

@@ -156,7 +156,7 @@ async def test_a_rollback_rolls_forward_to_the_earlier_version_and_newer_ones_ro
             await stage.until(lambda step=step: stage.store.engines[A].serving == version(step).id)
         first = stage.store.updates["run"].number
         bad = stage.store.versions[version(2).id]
-        stage.store.put_version(replace(bad, barred=True))
+        stage.store.put_version(bad.having(barred=True))
         await stage.until(lambda: stage.store.engines[A].serving == version(1).id)
         assert stage.store.updates["run"].number > first
         stage.store.put_version(version(3))

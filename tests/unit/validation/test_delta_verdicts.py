@@ -50,8 +50,8 @@ async def test_a_delta_on_a_good_base_is_sealed_and_says_what_it_is(tmp_path: Pa
         arrive(stage, tmp_path, 1, 2, 3)
         full = await stage.verdict(ONE, VersionState.SEALED)
         found = await stage.verdict(THREE, VersionState.SEALED)
-        assert (found.kind, found.base, found.owned) == (Kind.DELTA, TWO, True)
-        assert found.inventory == full.inventory
+        assert (found.kind, found.base, found.files.owned) == (Kind.DELTA, TWO, True)
+        assert found.files.inventory == full.files.inventory
         assert found.differs_in_weights(full)
         assert not found.differs_in_weights(found)
 
@@ -79,7 +79,7 @@ async def test_a_delta_whose_base_is_gone_is_rejected_with_the_way_out(tmp_path:
         await stage.verdict(ONE, VersionState.LOST)
         arrive(stage, tmp_path, 2)
         two = await stage.verdict(TWO, VersionState.REJECTED)
-        assert two.code is Code.WRONG_BASE
+        assert two.verdict.code is Code.WRONG_BASE
         assert f"its base {ONE} is LOST" in (two.reason or "")
         assert "publish in full" in (two.reason or "")
         stage.store.put_version(replace(two, state=VersionState.DELETED))
@@ -99,7 +99,7 @@ async def test_a_notice_that_comes_after_the_watch_says_the_same(tmp_path: Path)
             await stage.intake.take(Notice(run="run", step=2))
         arrive(stage, tmp_path, 1)
         found = await stage.verdict(TWO, VersionState.SEALED)
-        assert found.noticed
+        assert found.announced.noticed
 
 
 @pytest.mark.parametrize("both", [True, False])
@@ -119,7 +119,7 @@ async def test_a_delta_on_a_model_that_ties_its_head_changes_both_or_is_rejected
         arrive(stage, tmp_path, 1, 2)
         await stage.verdict(ONE, VersionState.SEALED)
         found = await stage.verdict(TWO, VersionState.SEALED if both else VersionState.REJECTED)
-        assert found.code is (None if both else Code.NO_COPY)
+        assert found.verdict.code is (None if both else Code.NO_COPY)
 
 
 @pytest.fixture(scope="module")

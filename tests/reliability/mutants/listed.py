@@ -300,8 +300,8 @@ MUTANTS = [
     Mutant(
         "serves on a host what the hub has not wanted yet",
         "service/refitd/policy/goals.py",
-        "    return [last, *(v for v in versions if v.order < last.order and v.served_at is not None)]",
-        "    return list(versions)",
+        "return [last, *(v for v in versions if v.order < last.order and (v.served_at is not None or v.id in held))]",
+        "return list(versions)",
         "tests/reliability/simulation/test_hosts.py",
     ),
     Mutant(

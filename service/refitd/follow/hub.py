@@ -27,7 +27,7 @@ from refitd_client.contract.wire import Event, Overview, RunGlance, Version, Ver
 from refitd_client.errors import ServiceError, ServiceProblemError, ServiceUnreachableError
 from refitd_client.http import routes
 from refitd_client.http.client import EventReader, httpx_options, is_event_stream, stream_request
-from refitd_client.http.connection import ONE_CALL_EACH, Body, Connection, in_use, no_certificates
+from refitd_client.http.connection import ONE_CALL_EACH, Body, Connection, connect_to, in_use, no_certificates
 from refitd_client.http.exchange import (
     HttpReply,
     LostReply,
@@ -52,6 +52,8 @@ class _Client:
     """Asks the hub, each question once. It sends the upstream's token or none, and never this service's own."""
 
     def __init__(self, connection: Connection) -> None:
+        """Send nothing yet. Raises ValueError if the URL, or the files for TLS, cannot be used."""
+        connect_to(connection.url, token="-")  # noqa: S106 - checked alone: without a token it would look for one
         self._connection = connection
         self._http = httpx.AsyncClient(transport=_RenewedTransport(), **httpx_options())
 

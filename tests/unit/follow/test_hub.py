@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from pathlib import Path
 
 import pytest
 
@@ -42,3 +43,14 @@ async def test_an_answer_of_a_hub_has_one_deadline_however_often_a_byte_comes(
     monkeypatch.setattr(hub, "ANSWER_SECONDS", 0.2)
     with answering(begin, b"1", pause=0.02) as url, pytest.raises(UnreachableError, match="within"):
         await ask(url)
+
+
+def test_a_hub_is_refused_before_anything_is_sent_where_its_url_or_files_for_tls_cannot_be_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match="names no HTTP service"):
+        HubUpstream(Connection(url="ftp://hub"))
+    monkeypatch.setenv("REFITD_CA_FILE", str(tmp_path / "none.pem"))
+    monkeypatch.setattr("refitd_client.http.connection._own", None)
+    with pytest.raises(ValueError, match="cannot be read"):
+        HubUpstream(Connection(url="https://hub"))

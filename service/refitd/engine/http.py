@@ -59,13 +59,11 @@ class Reply:
     Attributes:
         status: of HTTP.
         body: as it came. Nothing is made of it until a type is asked for, which skips what it does not know.
-        date: the `Date` header.
         address: host and port that were called, equal for two names of one server.
     """
 
     status: int
     body: bytes = field(repr=False)
-    date: str | None = None
     address: str | None = None
     nothing_listens: ClassVar[bool] = False  # as of `NoReply`
 
@@ -248,10 +246,6 @@ class Transport:
         """Send a POST with the key for changes. Gives up after `within` seconds, or `most` bytes of a body."""
         return await self._call("POST", path, body, self._change, within, most)
 
-    async def put(self, path: str, body: dict[str, Any], within: float) -> Reply | NoReply:
-        """Send a PUT with the key for changes. Gives up after `within` seconds."""
-        return await self._call("PUT", path, body, self._change, within)
-
     async def ask(self, path: str, body: dict[str, Any], within: float) -> Reply | NoReply:
         """Send a POST that changes nothing, with the key for reads. Gives up after `within` seconds."""
         return await self._call("POST", path, body, self._read, within)
@@ -289,9 +283,7 @@ class Transport:
             ends = connection.ends()
             await connection.send(talk.request)
             answer = await talk.answer(connection.receive)
-            date = answer.headers.get(b"date")
-            said = None if date is None else date.decode(errors="replace")
-            return Reply(status=answer.status, body=answer.body, date=said, address=_address(*ends))
+            return Reply(status=answer.status, body=answer.body, address=_address(*ends))
         finally:
             connection.close()
 

@@ -273,13 +273,11 @@ class Unreached:
 class ChangeCheck:
     """Whether the engine's key opens changes.
 
-    `fault` says why it does not, None where it does, and `advice` what an operator can do about that. `date` is the
-    server's clock, as its answer's Date header has it, None where it tells none.
+    `fault` says why it does not, None where it does, and `advice` what an operator can do about that.
     """
 
     fault: str | None = None
     advice: str = ""
-    date: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

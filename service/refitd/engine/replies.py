@@ -209,7 +209,7 @@ def meaning_of_check(reply: Reply | NoReply, words: ServerWords, call: str, *, o
     if isinstance(reply, NoReply):
         return ChangeCheck(fault=reply.reason, advice="see the engine's log: it answers reads and not this")
     if opens:
-        return ChangeCheck(date=reply.date)
+        return ChangeCheck()
     if reply.is_unauthorised:
         text = f"the key that it got, if any, does not open changes ({reply.status})"
         advice = f"--engine-admin-key-file holds {words.admin_key}"
@@ -218,4 +218,4 @@ def meaning_of_check(reply: Reply | NoReply, words: ServerWords, call: str, *, o
     else:
         text = f"{call} was answered with {reply.status}: {reply.short_message}"
         advice = f"is this {words.name} itself, of a release that refitd knows?"
-    return ChangeCheck(fault=text, advice=advice, date=reply.date)
+    return ChangeCheck(fault=text, advice=advice)

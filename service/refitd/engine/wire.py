@@ -15,7 +15,7 @@ import errno
 import os
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv6Address
 from typing import Any, TypeVar
@@ -199,10 +199,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """An answer: its status, its body, and the first of each of its headers by name in lower case."""
+    """An answer: its status and its body."""
 
     status: int
-    headers: Mapping[bytes, bytes]
     body: bytes
 
 
@@ -278,8 +277,7 @@ class Exchange:
                     case h11.Data(data=part):
                         self._take(part)
                     case h11.EndOfMessage() if self._head is not None:
-                        headers = dict(reversed(list(self._head.headers)))
-                        return HttpAnswer(self._head.status_code, headers, bytes(self._body))
+                        return HttpAnswer(self._head.status_code, bytes(self._body))
                     case h11.InformationalResponse():
                         pass  # it announces another one
                     case _:

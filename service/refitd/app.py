@@ -27,7 +27,7 @@ from refitd.catalog.intake import Intake
 from refitd.catalog.references import References
 from refitd.clock import SystemClock
 from refitd.diagnose.preflight import keys_without_token, stranger, why_unread
-from refitd.discovery.place import parse_place
+from refitd.discovery import parse_place
 from refitd.discovery.scout import Scout
 from refitd.engine.plugin.client import Leads
 from refitd.engine.registry import connector

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_settings import NoDecode
 
 from refitd.api.options import AccessSettings, ApiValues
-from refitd.discovery.place import check_places
+from refitd.discovery import check_places
 from refitd.engine.address import check_adapter_name, parse_allow_list
 from refitd.engine.kind import EngineAccess
 from refitd.engine.registry import EngineSpec, check_engine, check_pause_mode, named_engines

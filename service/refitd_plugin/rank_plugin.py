@@ -209,10 +209,8 @@ class RankPlugin:
         return replace(answer, plugin=installed_release())
 
     def open(self, root: Path) -> str | None:
-        """Open the channel, unless it is open; why the service cannot have this rank load, None where it can.
-
-        Args:
-            root: refitd's root, where the settings do not name it.
+        """Open the channel, unless it is open; why the service cannot have this rank load, None where it can. `root`:
+        refitd's root, where the settings do not name it.
         """
         place = root if self._channel is None or not _is_root(self._channel.root) else self._channel.root
         if not _is_root(place):

@@ -61,7 +61,6 @@ class Aside:
 
 
 def find_layout() -> SglangLayout | Aside:
-    """Look at the installed SGLang."""
     try:
         loader = getattr(importlib.import_module(_LOADER[0]), _LOADER[1])
         owner = getattr(importlib.import_module(_COMPONENT[0]), _COMPONENT[1])
@@ -75,12 +74,8 @@ def find_layout() -> SglangLayout | Aside:
 
 
 def layout_of(module: str, owner: type, loader: type) -> SglangLayout | Aside:
-    """Hold a class against the releases that are known.
-
-    Args:
-        module: the module that has it.
-        owner: the class whose function is wrapped.
-        loader: SGLang's class that reads files.
+    """Hold a class against the releases that are known. `module`: the module that has it. `owner`: the class whose
+    function is wrapped.
     """
     function = vars(owner)[FUNCTION]
     try:

@@ -37,13 +37,9 @@ _loadable: WeakSet[torch.nn.Module] = WeakSet()
 
 @contextmanager
 def shortened(loader: type, updater: type, model: torch.nn.Module, *, is_copied: bool) -> Iterator[None]:
-    """Shorten the passes of this thread's loads while the context lasts, where SGLang has them.
-
-    Args:
-        loader: SGLang's class that loads.
-        updater: SGLang's class that has the update function.
-        model: what is loaded into.
-        is_copied: whether the load is copies into the model's tensors and nothing else.
+    """Shorten the passes of this thread's loads while the context lasts, where SGLang has them. `updater`: SGLang's
+    class that has the update function. `is_copied`: whether the load is copies into the model's tensors and nothing
+    else.
     """
     replaced: list[tuple[Any, str, Any]] = []
     place, asker = sys.modules.get(loader.__module__), sys.modules.get(updater.__module__)
@@ -199,7 +195,6 @@ class SglangProcess:
 
     @property
     def _args(self) -> Any:
-        """The server's arguments."""
         return runner_of(self.updater).server_args
 
 
@@ -252,11 +247,8 @@ def loaded_once(model: Any, config: Any) -> str | None:
 
 @contextmanager
 def feeding(loader: type, feed: TensorFeed) -> Iterator[None]:
-    """Have SGLang's loader take its tensors from a feed while the context lasts, in this thread.
-
-    Args:
-        loader: SGLang's class that reads files.
-        feed: what its iterator yields in their place.
+    """Have SGLang's loader take its tensors from a feed while the context lasts, in this thread. `feed`: what its
+    iterator yields in their place.
     """
     original, mine = getattr(loader, _ITERATOR), threading.get_ident()
 
@@ -277,7 +269,6 @@ def runner_of(updater: Any) -> Any:
 
 
 def sglang_version() -> str:
-    """The installed release."""
     try:
         return importlib.metadata.version("sglang")
     except importlib.metadata.PackageNotFoundError:

@@ -27,10 +27,8 @@ class Worker:
 
     def refitd_open(self, instance: str = "", root: str = "") -> dict[str, Any]:
         """Open the channel, where that is not done when the model is loaded; why refitd does not load, if so.
-
-        Args:
-            instance: the number by which the server names itself (`instance_id` of its configuration).
-            root: refitd's root as this process sees it, for a server that was started without REFITD_VLLM_ROOT.
+        `instance`: the number by which the server names itself (`instance_id` of its configuration). `root`: refitd's
+        root as this process sees it, for a server that was started without REFITD_VLLM_ROOT.
         """
         try:
             reason = _opened(self, instance, root)

@@ -82,11 +82,7 @@ def packed_at_start(model: torch.nn.Module) -> str | None:
 
 
 def through_layers(model: torch.nn.Module, reload: Callable[[], None]) -> None:
-    """Reload layer by layer; a reload that raises leaves no layer apart.
-
-    Args:
-        model: what is loaded into.
-        reload: vLLM's function, with the weights.
+    """Reload layer by layer; a reload that raises leaves no layer apart. `reload`: vLLM's function, with the weights.
 
     Raises:
         Exception: what `reload` raises. Layers that were complete have the new weights, the others those of before.

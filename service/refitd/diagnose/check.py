@@ -50,7 +50,7 @@ from refitd.diagnose.service import (
     url_of,
 )
 from refitd.diagnose.stores import ask_hubs, ask_stores, judge_hub, judge_store
-from refitd.discovery.place import EnginesFound
+from refitd.discovery import EnginesFound
 from refitd.engine.http import NoReply
 from refitd.engine.port import Unreached
 from refitd.settings import Settings

@@ -20,10 +20,10 @@ from refitd.diagnose.finding import CheckName, CheckVerdict, Finding, failed, go
 from refitd.diagnose.preflight import unread
 from refitd.diagnose.processes import LocalProcess
 from refitd.diagnose.root import Nonce
-from refitd.discovery.place import Answer, EnginesFound, Silent, parse_place
+from refitd.discovery import Answer, EnginesFound, Silent, parse_place
 from refitd.discovery.scout import ask
 from refitd.engine.address import Address, engine_id, host_of, parse_allow_list, refusal
-from refitd.engine.plugin.rank_group import NO_PLUGIN
+from refitd.engine.plugin import NO_PLUGIN
 from refitd.engine.port import ChangeCheck, EnginePort, Reached, Unreached
 from refitd.engine.registry import KINDS, EngineSpec, connector, parse_engines
 from refitd.policy.contest import is_one_server

@@ -25,7 +25,7 @@ import msgspec
 import structlog
 
 from refitd.clock import Clock
-from refitd.discovery.place import MOST, Answer, Areal, Dns, EnginesFound, Place, Router, Silent
+from refitd.discovery import MOST, Answer, Areal, Dns, EnginesFound, Place, Router, Silent
 from refitd.engine.address import AddressRefusedError, check_url
 from refitd.engine.http import NoReply, Transport
 from refitd.root.handle import LOOK_TIMEOUT_SECONDS, RootHangsError, RootThreads
@@ -206,7 +206,6 @@ class Scout:
             known: URLs of the engines that were found before this start.
             tell: called after each round with the URLs of all engines, and with the fault that keeps any from being
                 removed.
-            clock: the time.
         """
         self._places = places
         self._discovered = Discovered(dict.fromkeys(known))

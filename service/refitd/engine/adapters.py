@@ -110,12 +110,8 @@ class AdapterProof:
 
 
 def superfluous(listed: Sequence[ListedAdapter], served: str, keep: int) -> list[ListedAdapter]:
-    """Return the loaded adapters to unload, in this order: those after the served one, then the oldest.
-
-    Args:
-        listed: the loaded adapters.
-        served: the label that is served.
-        keep: how many stay: the served one and those right before it.
+    """Return the loaded adapters to unload, in this order: those after the served one, then the oldest. `served`: the
+    label that is served. `keep`: how many stay: the served one and those right before it.
     """
     ordered = sorted(listed, key=lambda each: each.order)
     after = [each for each in ordered if each.order > _order(served)]
@@ -158,7 +154,6 @@ class NamedAdapters(ABC):
     unlisted_hint = ""
 
     def __init__(self, http: Transport, server: EngineServer) -> None:
-        """Make no call yet."""
         access = server.access
         if access.lora is None:
             raise ValueError("no adapter is named")
@@ -174,11 +169,8 @@ class NamedAdapters(ABC):
 
     @abstractmethod
     async def _look(self, reply: Reply | NoReply, listed: Sequence[ListedAdapter] | str) -> ServerBeneath | Unreached:
-        """Learn what is beneath the adapters.
-
-        Args:
-            reply: to a call of `probe_route`.
-            listed: our adapters that it lists, or why that cannot be said.
+        """Learn what is beneath the adapters. `reply`: to a call of `probe_route`. `listed`: our adapters that it
+        lists, or why that cannot be said.
         """
 
     @property
@@ -211,7 +203,6 @@ class NamedAdapters(ABC):
         return await self._change(self.load_route, {"lora_name": name, "lora_path": path})
 
     async def _change(self, route: str, body: dict[str, Any]) -> Reply | NoReply:
-        """Send a load or an unload."""
         return await self._http.post(route, body, self._load_timeout)
 
     def _may_read(self, listed: Sequence[ListedAdapter]) -> tuple[str, ...]:
@@ -354,12 +345,8 @@ class NamedAdapters(ABC):
     async def _answers_of_another(
         self, name: str, target: Target, others: Sequence[ListedAdapter | None]
     ) -> str | None:
-        """Why the server does not compute with an adapter that it lists; None where its answers are its own.
-
-        Args:
-            name: of the adapter.
-            target: what it was loaded from.
-            others: whose answers its own must not be equal to, unless the files are; None for the model. At least one.
+        """Why the server does not compute with an adapter that it lists; None where its answers are its own. `others`:
+        whose answers its own must not be equal to, unless the files are; None for the model. At least one.
         """
         names = {None if each is None else each.name: each for each in others}
         same, doubt = await answered_instead(self._scores, name, [*names])
@@ -400,12 +387,8 @@ class NamedAdapters(ABC):
 
 
 async def answered_instead(ask: Ask, adapter: str, others: Sequence[str | None]) -> tuple[list[str | None], str | None]:
-    """Return which of `others` a server answers with where `adapter` is named, and why that cannot be told.
-
-    Args:
-        ask: has each answer.
-        adapter: the adapter that was loaded.
-        others: names of adapters, None for the model without one. At least one.
+    """Return which of `others` a server answers with where `adapter` is named, and why that cannot be told. `ask`: has
+    each answer. `others`: names of adapters, None for the model without one. At least one.
     """
     for _ in range(_ROUNDS):
         found: dict[str | None, Scores] = {}
@@ -423,11 +406,8 @@ async def answered_instead(ask: Ask, adapter: str, others: Sequence[str | None])
 
 def unexplained(folder: Path, whose: str, other: Path | None) -> str | None:
     """Why it is wrong that an adapter answers exactly as another, or as the model; None where it is right. Blocks.
-
-    Args:
-        folder: of the adapter.
-        whose: what its answers are equal to, for the sentence.
-        other: the folder of the other adapter; None for the model.
+    `whose`: what its answers are equal to, for the sentence. `other`: the folder of the other adapter; None for the
+    model.
     """
     doubt = f"requests that name it are answered exactly as by {whose}"
     try:

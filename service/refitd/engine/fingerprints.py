@@ -106,11 +106,8 @@ def _scored(fingerprint: str) -> tuple[str, list[float]]:
 def agree(found: str, recorded: str) -> bool | None:
     """Whether an engine holds what another load of the version has left behind; None where that cannot be told.
 
-    Answers to a prompt are equal on no two engines: their adapter alone can compare them.
-
-    Args:
-        found: the fingerprint of the engine's contents.
-        recorded: the one of the other load.
+    Answers to a prompt are equal on no two engines: their adapter alone can compare them. `found`: the fingerprint of
+    the engine's contents. `recorded`: the one of the other load.
     """
     means = means_of(found)
     if means != means_of(recorded) or any(each.startswith(ANSWERED.rstrip(":")) for each in means):

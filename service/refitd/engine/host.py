@@ -65,14 +65,9 @@ class HostLine:
     def __init__(
         self, name: str, clock: Clock, heard: Signal, as_known: Callable[[Following], Following] = lambda told: told
     ) -> None:
-        """Nothing was said yet.
-
-        Args:
-            name: the host's.
-            clock: the time.
-            heard: notified of each report.
-            as_known: leaves out of what a host says what this service does not have. A version may come to be known
-                between two reports, so the last one is looked at again each time.
+        """Nothing was said yet. `heard`: notified of each report. `as_known`: leaves out of what a host says what this
+        service does not have. A version may come to be known between two reports, so the last one is looked at again
+        each time.
         """
         self.name = name
         self.clock = clock
@@ -87,7 +82,6 @@ class HostLine:
         self._is_lost = False
 
     def take(self, report: HostReport) -> None:
-        """The host has reported."""
         self._told, self.tried = report.told, report.tried
         self._heard_at, self._is_lost = self.clock.monotonic(), False
         self.heard.notify()
@@ -128,12 +122,8 @@ class RefitdEngine:
     """One host behind the `Engine` port."""
 
     def __init__(self, line: HostLine, *, root: str, load_timeout: float = 600.0) -> None:
-        """Say nothing yet.
-
-        Args:
-            line: to the host.
-            root: versions that it serves are named by their paths in this folder.
-            load_timeout: seconds that its engines may take, after the last byte that it pulled; and its check before.
+        """Say nothing yet. `root`: versions that it serves are named by their paths in this folder. `load_timeout`:
+        seconds that its engines may take, after the last byte that it pulled; and its check before.
         """
         self._line = line
         self._root = root
@@ -253,7 +243,6 @@ class RefitdEngine:
         where it does not report.
 
         Args:
-            version: what was ordered.
             patience: seconds without progress.
             hears: gets what the host says of its engines.
             is_pulled: it is enough that the version is there and good, and the host's engines are about to be loaded.
@@ -302,11 +291,8 @@ def _told(told: Following, version: str) -> str:
 
 
 def reached(told: Following, root: str) -> Reached | Unreached:
-    """What a probe says of a host that reports.
-
-    Args:
-        told: what it says of itself.
-        root: the root as engines of this kind are said to see it: versions are named by their paths in it.
+    """What a probe says of a host that reports. `root`: the root as engines of this kind are said to see it: versions
+    are named by their paths in it.
     """
     if told.order is OrderState.AWAY or told.host is None or not told.host.count:
         why = told.order_reason or "it has no engine"
@@ -327,11 +313,8 @@ def reached(told: Following, root: str) -> Reached | Unreached:
 
 
 def of_these(told: Following, digest_of: Callable[[str], str | None]) -> Following:
-    """What a host says, without the versions of which it has others than this service, by their digests.
-
-    Args:
-        told: what it says of itself.
-        digest_of: a version here, by its id; None where it is not known.
+    """What a host says, without the versions of which it has others than this service, by their digests. `digest_of`: a
+    version here, by its id; None where it is not known.
     """
     other = {id_ for id_, digest in told.digests.items() if digest_of(id_) not in {None, digest}}
     if not other:
@@ -379,12 +362,9 @@ def named(version: str | None, root: str) -> tuple[str, str | None]:
 
 
 def doubt(proof: str | None, expected: str | None, not_expected: str | None) -> str | None:
-    """Why a host that proves a version to itself is not believed, None where it is.
-
-    Args:
-        proof: the host's.
-        expected: what another clean load of the version gave; None where none is on record.
-        not_expected: what the contents before gave, where the files differ.
+    """Why a host that proves a version to itself is not believed, None where it is. `expected`: what another clean load
+    of the version gave; None where none is on record. `not_expected`: what the contents before gave, where the files
+    differ.
     """
     if proof is None:
         return None

@@ -296,11 +296,8 @@ class Transport:
 
 
 def _address(there: Any, here: Any) -> str:
-    """Host and port of the server. All addresses of this host are the same server, so they count as one.
-
-    Args:
-        there: the socket address of the server.
-        here: that of this side.
+    """Host and port of the server. All addresses of this host are the same server, so they count as one. `there`: the
+    socket address of the server. `here`: that of this side.
     """
     host, port = there[:2]
     return f"{'localhost' if host == here[0] or _is_loopback(host) else host}:{port}"

@@ -23,7 +23,7 @@ import asyncio
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo
@@ -108,7 +108,6 @@ class EngineSpec(BaseModel):
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Of all its servers."""
         return (self.url, *self.pair)
 
 
@@ -221,8 +220,7 @@ def _listed(data: Any) -> Any:
     """An empty file names no engine; a bare list is the list of engines."""
     if data is not None and not isinstance(data, list):
         return data
-    entries: list[Any] = data or []
-    return {"engines": entries}
+    return {"engines": cast("list[Any]", data or [])}
 
 
 def _sentence(fault: Any) -> str:
@@ -258,7 +256,6 @@ def connector(
         guard: says which addresses may be called.
         is_named: says which engines are sent the default keys.
         leads: what plugins are told of the service that loads their engines.
-        kinds: the kinds of engines that there are.
     """
 
     sockets = None if access.root is None else SocketList(access.root)

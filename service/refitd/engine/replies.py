@@ -95,10 +95,7 @@ def meaning_of_answers(answers: Sequence[Answer], ranks: int) -> Loaded | Untouc
     """What a load did that refitd's plugin has carried out. Of all ranks' answers the worst counts.
 
     A missing answer means unknown contents; ranks that serve different versions leave an engine that serves a mixture.
-
-    Args:
-        answers: of the ranks.
-        ranks: how many should have answered.
+    `ranks`: how many should have answered.
     """
     answer = _worst(answers, ranks)
     reason = one_line(answer.reason[:500])
@@ -198,13 +195,8 @@ def way_in(read: Reply | NoReply, words: ServerWords) -> str:
 
 
 def meaning_of_check(reply: Reply | NoReply, words: ServerWords, call: str, *, opens: bool) -> ChangeCheck:
-    """Whether a key opens changes, by the answer to a call that changes nothing.
-
-    Args:
-        reply: to the call.
-        words: for the kind of server.
-        call: what was called.
-        opens: whether the answer is that of a server that let the call in.
+    """Whether a key opens changes, by the answer to a call that changes nothing. `opens`: whether the answer is that of
+    a server that let the call in.
     """
     if isinstance(reply, NoReply):
         return ChangeCheck(fault=reply.reason, advice="see the engine's log: it answers reads and not this")

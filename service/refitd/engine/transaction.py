@@ -124,7 +124,6 @@ class Dialect(Protocol):
         """Have it compute nothing, and learn what it holds; or why that did not go well.
 
         Args:
-            target: what it is to load then.
             pausing: counts the time of the pause.
             within: seconds that requests in flight may take where they are to end.
             plugged: refitd's plugin answers for the load, so that nothing has to be known of the contents.
@@ -140,11 +139,8 @@ class Dialect(Protocol):
         ...
 
     async def verify(self, target: Target, answered: str | None) -> Shown:
-        """Bring caches and names to what was loaded, and ask what it holds.
-
-        Args:
-            target: what was loaded.
-            answered: the fingerprint in the plugin's answers, which is proof; None where no plugin has loaded.
+        """Bring caches and names to what was loaded, and ask what it holds. `answered`: the fingerprint in the plugin's
+        answers, which is proof; None where no plugin has loaded.
         """
         ...
 
@@ -191,7 +187,6 @@ class ServerEngine:
     """
 
     def __init__(self, dialect: Dialect, plugin: PluginClient, load_timeout: float) -> None:
-        """Make no call yet."""
         self.dialect = dialect
         self.plugin = plugin
         self.load_timeout = load_timeout
@@ -450,13 +445,9 @@ def doubt(found: str | None, target: Target, *, unchanged: bool) -> str | None:
     """Why a server does not hold the target, by its fingerprint; None where nothing speaks against it. Pure.
 
     Contents decide where they can be compared: with what a clean load of the version gave before, and with what the
-    server held before this load.
-
-    Args:
-        found: the fingerprint after the load; None where the server cannot tell.
-        target: what was loaded.
-        unchanged: whether the files are still those that were checked. Where they are not, a trainer may have written
-            there between the last look and the end of the load, and only a clean load's record proves what was read.
+    server held before this load. `found`: the fingerprint after the load; None where the server cannot tell.
+    `unchanged`: whether the files are still those that were checked. Where they are not, a trainer may have written
+    there between the last look and the end of the load, and only a clean load's record proves what was read.
     """
     same = None if found is None or target.fingerprint is None else alike(found, target.fingerprint)
     if not unchanged and not same:

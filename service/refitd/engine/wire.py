@@ -72,12 +72,7 @@ class NotConnectedError(Exception):
 
 async def dial(host: str, guard: Guard | None, connect: Connect[ConnectedT], resolve: Resolve = resolve) -> ConnectedT:
     """Connect to the first address of a host that the guard lets pass and that answers. Deadlines are the caller's.
-
-    Args:
-        host: a name or an address.
-        guard: says which addresses may be called. None: all.
-        connect: connects to one of them.
-        resolve: finds the addresses of a name.
+    `guard`: says which addresses may be called. None: all.
 
     Raises:
         NotConnectedError: there is none; where the guard let none pass the message names the setting.
@@ -213,13 +208,9 @@ class Exchange:
     """
 
     def __init__(self, request: Request, limit: int, memory: BodyMemory | None = None) -> None:
-        """Make the request's bytes.
-
-        Args:
-            request: what to send.
-            limit: bytes that the answer's body has at most.
-            memory: what the bodies of all answers that are coming in may take together. Those of a usual size always
-                have room, so that no client keeps out others by large ones.
+        """Make the request's bytes. `limit`: bytes that the answer's body has at most. `memory`: what the bodies of all
+        answers that are coming in may take together. Those of a usual size always have room, so that no client keeps
+        out others by large ones.
 
         Raises:
             UnsendableError: it is no request.

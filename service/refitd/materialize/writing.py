@@ -82,11 +82,9 @@ def write_copy(root: Path, run: int, name: str, order: MakeCopy, stop: Event) ->
     """Make a copy, and return the signature and the bytes of its files.
 
     Args:
-        root: the root.
         run: a handle on the folder of the run's copies.
         name: the copy's; until it is whole a dot is before it.
         order: what to write, from what.
-        stop: ends it when it is set.
 
     Raises:
         CopyError: it was not written, or not well.
@@ -199,9 +197,7 @@ def copy_file(source: int, target: int, size: int, memory: NDArray[np.uint8], st
     """Copy a file, as a reflink where the file system can, and return the digest of what was read.
 
     Args:
-        source: the open file.
         target: an open file without a byte.
-        size: the bytes of the file.
         memory: to read to.
         stopped: is asked between pieces whether to end.
 
@@ -251,13 +247,8 @@ def _check_fits(delta: DeltaFile, headers: Mapping[str, Header], record: Version
 
 
 def apply_delta(folder: int, headers: Mapping[str, Header], delta: DeltaFile, stop: Event) -> None:
-    """Write a delta into the shards of a folder, several at a time.
-
-    Args:
-        folder: the folder.
-        headers: of its shards. They have the tensors that the delta changes.
-        delta: what changes.
-        stop: ends it when it is set.
+    """Write a delta into the shards of a folder, several at a time. `headers`: of its shards. They have the tensors
+    that the delta changes.
 
     Raises:
         ReadingStoppedError: `stop` was set.
@@ -387,13 +378,7 @@ def _writing(folder: int, name: str, source: int | None = None) -> Generator[int
 
 
 def write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
-    """Write all of `data`, of which the kernel may take less at a time.
-
-    Args:
-        fd: the file.
-        data: what is written.
-        offset: the byte of the file where it begins.
-    """
+    """Write all of `data`, of which the kernel may take less at a time. `offset`: the byte where it begins."""
     view, written = memoryview(data), 0
     while written < len(view):
         written += os.pwrite(fd, view[written:], offset + written)

@@ -135,7 +135,6 @@ def open_changes(
     """Look at a delta, check it, read it, and lay it out.
 
     Args:
-        place: where its folder is.
         check_bytes: whether to look for values that are NaN or infinite.
         allocate: gives memory for the file, called when the header was found good, and for what is laid out.
         placements: where its tensors lie in the model, to lay it out by.

@@ -311,12 +311,8 @@ class FittedDelta:
 
 
 def fit_delta(changes: DeltaChanges, served_state: ServedState | None, loading: Loading) -> FittedDelta:
-    """Hold a delta against what is served.
-
-    Args:
-        changes: the delta.
-        served_state: what is in memory, None where that is not known.
-        loading: the rank's loads, which have the plan to lay the delta out by.
+    """Hold a delta against what is served. `served_state`: what is in memory, None where that is not known. `loading`:
+    the rank's loads, which have the plan to lay the delta out by.
 
     Raises:
         FullNeededError: it cannot be applied to that, and a full version can.

@@ -89,12 +89,8 @@ Routes = Mapping[str, tuple[Route, ...] | str]
 
 
 def routes_of(copies: Sequence[Any], elements: Mapping[str, int], holders: Sequence[Any]) -> Routes:
-    """The routes of a plan's copies into tensors of the model.
-
-    Args:
-        copies: the plan's copies.
-        elements: how many elements each tensor of the checkpoint has, by name.
-        holders: the model's tensors, by the numbers that routes give.
+    """The routes of a plan's copies into tensors of the model. `elements`: how many elements each tensor of the
+    checkpoint has, by name. `holders`: the model's tensors, by the numbers that routes give.
     """
     known = [(number, tensor) for number, tensor in enumerate(holders) if tensor.is_contiguous()]
     at = NamedSpans((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, str(number)) for number, tensor in known)
@@ -234,11 +230,8 @@ class _Fill:
 
 def lay_out(changes: Mapping[str, Change], placements: Placements, allocate: Allocate = in_memory) -> LaidOutDelta:
     """Lay out changes for the model that `placements` lead into. A rank that has other slices gets fewer pieces.
-
-    Args:
-        changes: what changes, by tensor.
-        placements: where each tensor lies in the model.
-        allocate: gives memory for those arrays of the result that are no views of the changes' arrays.
+    `placements`: where each tensor lies in the model. `allocate`: gives memory for those arrays of the result that are
+    no views of the changes' arrays.
 
     Raises:
         SourceRefusedError: a tensor is none of the model's.

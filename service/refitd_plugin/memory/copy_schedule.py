@@ -42,10 +42,7 @@ def is_plain(move: MemoryMove) -> bool:
 
 
 def stretches_of(moves: Sequence[MemoryMove]) -> NDArray[np.int64]:
-    """The table of plain moves. Pure.
-
-    Args:
-        moves: their sources are addresses.
+    """The table of plain moves. Pure. `moves`: their sources are addresses.
 
     Returns:
         Address to write to, address to read from and words of each stretch, in the order of the moves.
@@ -176,8 +173,6 @@ def registered(
 
     Args:
         table: the moves, and the copies that are none.
-        files: the registered files by name.
-        device: the target.
         tensors: gives the tensors from memory that stays, for copies that are no moves.
         watch: what is fingerprinted beside the copies.
     """
@@ -193,13 +188,7 @@ def between_devices(
     watch: CopyWatch | None = None,
 ) -> CopySchedule:
     """Copies from memory of devices to a device: of what lies on the same one in one launch, as far as a kernel can.
-
-    Args:
-        table: the moves, and the copies that are none.
-        allocations: where the "files" of the table begin, by name.
-        device: the target.
-        tensors: as `registered`.
-        watch: as `registered`.
+    `table`: the moves, and the copies that are none. `allocations`: where the "files" of the table begin, by name.
     """
     here: list[MemoryMove] = []
     others: list[tuple[MemoryMove, int]] = []

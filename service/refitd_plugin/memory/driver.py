@@ -37,12 +37,8 @@ class CudaDriverError(RuntimeError):
 
 
 def to_device(move: MemoryMove, above: int, stream: int) -> None:
-    """Begin a move from page-locked host memory to the device of the current context.
-
-    Args:
-        move: what to copy.
-        above: the address that the move's source is counted from.
-        stream: the CUDA stream to copy along.
+    """Begin a move from page-locked host memory to the device of the current context. `above`: the address that the
+    move's source is counted from.
 
     Raises:
         CudaDriverError: the driver refused.
@@ -56,12 +52,8 @@ def to_device(move: MemoryMove, above: int, stream: int) -> None:
 
 
 def between_devices(move: MemoryMove, above: int, stream: int) -> None:
-    """The same from memory of a device, which may be another process's or another GPU's.
-
-    Args:
-        move: what to copy.
-        above: the address that the move's source is counted from.
-        stream: the CUDA stream to copy along.
+    """The same from memory of a device, which may be another process's or another GPU's. `above`: the address that the
+    move's source is counted from.
 
     Raises:
         CudaDriverError: the driver refused.

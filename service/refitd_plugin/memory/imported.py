@@ -76,13 +76,8 @@ class LentPieces(Mapping[str, torch.Tensor]):
         view: Callable[[OfferedTensor], torch.Tensor],
         addresses: Mapping[str, ImportedAllocation],
     ) -> None:
-        """Take what an offer names.
-
-        Args:
-            tensors: its tensors by name.
-            pieces: what lies in memory, by name.
-            view: gives a view of one of these, where it lies on the current GPU or in host memory.
-            addresses: where allocations begin.
+        """Take what an offer names. `view`: gives a view of one of these, where it lies on the current GPU or in host
+        memory. `addresses`: where allocations begin.
         """
         self._tensors, self._pieces, self._view, self._addresses = tensors, pieces, view, addresses
 
@@ -114,10 +109,7 @@ class LentPieces(Mapping[str, torch.Tensor]):
 
 def cut_copies(copies: Iterable[PlanCopy], tensors: Mapping[str, OfferedTensor]) -> list[PlanCopy]:
     """A plan's copies from what lies in memory: their names are those of pieces, or of tensors that are wanted whole.
-
-    Args:
-        copies: the plan's, from whole tensors.
-        tensors: the offer's, by name.
+    `copies`: the plan's, from whole tensors.
     """
     found: list[PlanCopy] = []
     for copy in copies:
@@ -258,7 +250,6 @@ class OpenedMemory:
 
     @cached_property
     def tensors(self) -> dict[str, OfferedTensor]:
-        """The layout's tensors by name."""
         return {tensor.name: tensor for tensor in self.layout.tensors}
 
     @cached_property
@@ -364,7 +355,6 @@ class IpcHandleCache:
         return found
 
     def close(self) -> None:
-        """Close all memory."""
         with self._turn:
             self._forget()
             self._taker.keep(None)

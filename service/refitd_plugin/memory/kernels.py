@@ -19,10 +19,8 @@ _COPIED_WORDS = 4096  # words of 8 bytes that a program copies at a time: 128 by
 
 
 def copy(table: Any) -> None:
-    """Copy all stretches of a table along the current stream. Does not wait.
-
-    Args:
-        table: int64 on the GPU, a row for each stretch (`DeviceMoves`). None may overlap what another one writes.
+    """Copy all stretches of a table along the current stream. Does not wait. `table`: int64 on the GPU, a row for each
+    stretch (`DeviceMoves`). None may overlap what another one writes.
     """
     with torch.cuda.device(table.device):
         _copy[(table.shape[0],)](table, COLUMNS=COPY_COLUMNS, BLOCK=_COPIED_WORDS, num_warps=8)
@@ -56,7 +54,6 @@ def look(
         table: the rows of the chunk.
         begin: the table's element that `indices` and `values` begin with.
         indices: of the elements, in the checkpoint's tensors.
-        values: the new bits.
         olds: gets the bits that are there.
         sums: int64, one for each piece, then one for each holder.
         holders: where the sums of holders begin.

@@ -57,12 +57,10 @@ class OfferedMemory(VersionSource):
 
     @property
     def label(self) -> str:
-        """The id of the version."""
         return self.offer.version
 
     @property
     def nbytes(self) -> int:
-        """The bytes of its tensors."""
         return self.opened.nbytes
 
     def is_unchanged(self) -> bool:
@@ -115,16 +113,8 @@ def memory_of(
     *,
     on_device: bool,
 ) -> OfferedMemory:
-    """What is offered for `place`, held against the model the first time that this memory is offered.
-
-    Args:
-        place: where the version's files will be.
-        offer: names the version.
-        announced: the trainer's own offer, the same for all ranks.
-        opened: the memory that the offer names.
-        handle_cache: has that memory open.
-        reference: describes the model.
-        on_device: whether the model is on a GPU.
+    """What is offered for `place`, held against the model the first time that this memory is offered. `announced`: the
+    trainer's own offer, the same for all ranks.
 
     Raises:
         SourceRefusedError: it is of another version, or not for this model.
@@ -296,7 +286,6 @@ class OfferedVersion(UpdateSource):
             raise SourceRefusedError("only parts of it were received, and this rank has another way to load now")
 
     def _given(self) -> OfferedMemory:
-        """What the load works with."""
         if not self.source.opened.is_on_device:
             return self.source  # mapped so that nothing is written to it
         plan = self.loading.plan if self._fits else self._plan_for(self.loading.plan)
@@ -339,11 +328,7 @@ def open_offer(
     """Look at an offer.
 
     Args:
-        place: where the version's files will be.
         offer: the path of the offer's file beneath the root.
-        reference: describes the model.
-        loading: the rank's loads.
-        handle_cache: the memory that the rank has open.
         device: the model's GPU, None where it is on none.
         announced: the trainer's offer: this one, or that of what was received.
         sliced: the load plan whose copies alone can be made of it, None where it is whole.

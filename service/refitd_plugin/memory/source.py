@@ -59,7 +59,6 @@ class HeldFiles:
 
 
 def close_all(files: Iterable[int]) -> None:
-    """Close descriptors."""
     for fd in files:
         os.close(fd)
 
@@ -73,7 +72,6 @@ class VersionPlace:
 
     @property
     def folder(self) -> Path:
-        """The folder itself."""
         return self.root / self.path
 
 
@@ -97,7 +95,6 @@ class VersionSource:
 
     @property
     def label(self) -> str:
-        """The id of the version, or its folder."""
         manifest = self.structure.manifest
         return str(self.place.folder) if manifest is None else version_id(manifest.run, manifest.order)
 
@@ -192,14 +189,8 @@ def is_version(path: str, root: Path | None) -> bool:
 def open_version(
     place: VersionPlace, reference: Reference | None, options: Options, *, check_bytes: bool, stop: Event | None = None
 ) -> VersionSource:
-    """Look at a version, check it, and map it.
-
-    Args:
-        place: its folder.
-        reference: the model that it is held against, None where that cannot be read.
-        options: what may differ from the model.
-        check_bytes: whether to read every byte of it.
-        stop: ends the reading of its bytes.
+    """Look at a version, check it, and map it. `reference`: the model that it is held against, None where that cannot
+    be read.
 
     Raises:
         SourceRefusedError: it is not one to load into the model that `reference` describes, or it changes meanwhile.

@@ -74,7 +74,6 @@ def stretches(address: int, itemsize: int, shape: Sequence[int], strides: Sequen
     Args:
         address: of its first element.
         itemsize: bytes of an element.
-        shape: of the tensor.
         strides: in elements.
 
     Raises:
@@ -183,17 +182,12 @@ class MemoryMove:
 
     @property
     def nbytes(self) -> int:
-        """What it moves."""
         return self.width * self.rows
 
 
 def move_of(target: Any, strides: Sequence[int], source: int) -> MemoryMove | None:
-    """The move into a tensor; None where it takes several.
-
-    Args:
-        target: the tensor.
-        strides: of the source, in elements. It has the target's shape and dtype.
-        source: the address of the source's first element.
+    """The move into a tensor; None where it takes several. `strides`: of the source, in elements. It has the target's
+    shape and dtype. `source`: the address of the source's first element.
     """
     size = target.element_size()
     rows = rows_of(tuple(target.shape), strides, target.stride())

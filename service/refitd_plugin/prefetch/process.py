@@ -148,12 +148,7 @@ class LineLostError(Exception):
 
 
 def send(line: socket.socket, message: Any, files: Sequence[int] = ()) -> None:
-    """Send a message and open files.
-
-    Args:
-        line: the socket.
-        message: one of the structs above.
-        files: descriptors, which stay the caller's.
+    """Send a message and open files. `files`: descriptors, which stay the caller's.
 
     Raises:
         OSError: the other side is gone.
@@ -239,7 +234,6 @@ class SharedBuffers:
 
     @property
     def numbers(self) -> list[int]:
-        """The numbers of all buffers."""
         return sorted(self._buffers)
 
     def memory(self, size: int) -> NDArray[np.uint8]:

@@ -115,13 +115,8 @@ def layout_of(reply: FullFound, known: KnownHeaders | None) -> KnownHeaders:
 
 
 def full_version(place: VersionPlace, reply: FullFound, files: Sequence[int], layout: KnownHeaders) -> VersionSource:
-    """A full version.
-
-    Args:
-        place: its folder.
-        reply: what the worker found.
-        files: its weight files, opened; they are closed when the version is collected.
-        layout: the headers of its files.
+    """A full version. `files`: its weight files, opened; they are closed when the version is collected. `layout`: the
+    headers of its files.
     """
     held = HeldFiles(dict(zip(reply.names, files, strict=True)))
     seen = Structure(
@@ -144,14 +139,8 @@ def delta_changes(
     buffers: MappedBuffers,
     placements: Placements | None,
 ) -> DeltaChanges:
-    """A delta.
-
-    Args:
-        place: its folder.
-        reply: what the worker found.
-        files: its file and its buffers, opened; they are closed here.
-        buffers: the worker's buffers.
-        placements: those that the worker laid it out by, where it did.
+    """A delta. `files`: its file and its buffers, opened; they are closed here. `placements`: those that the worker
+    laid it out by, where it did.
     """
     manifest, (file, *_) = reply.manifest, files
     try:
@@ -229,7 +218,6 @@ class PrefetchWorker:
             self._turn.release()
 
     def end(self) -> None:
-        """End the process."""
         with self._turn:
             self._end()
 

@@ -152,12 +152,9 @@ class OverlapPart:
 
 
 def parts_of(writes: Sequence[tuple[int, Span]], watched: Sequence[Span], count: int = FROM_HOST) -> list[OverlapPart]:
-    """Share writes out into parts of about the same size, in their order. Pure.
-
-    Args:
-        writes: the bytes and the stretch of memory of each.
-        watched: stretches whose contents are fingerprinted; those that nothing writes belong to the first part.
-        count: how many parts.
+    """Share writes out into parts of about the same size, in their order. Pure. `writes`: the bytes and the stretch of
+    memory of each. `watched`: stretches whose contents are fingerprinted; those that nothing writes belong to the first
+    part.
     """
     total = sum(size for size, _ in writes)
     part_of: list[int] = []
@@ -192,12 +189,10 @@ class Overlap:
         self._last = [FingerprintBatch([watched[number] for number in part.last]) for part in parts]
 
     def begin(self, steps: Sequence[Callable[[], object]], seen: "SeenContents") -> None:
-        """Begin to write all parts along the current stream, which then waits for the fingerprints.
-
-        Args:
-            steps: the writes, in the order in which they were shared out. Where there is one part, they may be fewer.
-            seen: gets what was there before, and what is there now, when it is waited for. Where a write cannot be
-                begun, it has what was there before.
+        """Begin to write all parts along the current stream, which then waits for the fingerprints. `steps`: the
+        writes, in the order in which they were shared out. Where there is one part, they may be fewer. `seen`: gets
+        what was there before, and what is there now, when it is waited for. Where a write cannot be begun, it has what
+        was there before.
         """
         with torch.cuda.device(self._device):
             current = torch.cuda.current_stream()

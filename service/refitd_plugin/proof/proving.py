@@ -61,10 +61,8 @@ class StagingBuffer:
         self._lease: ref[StagingLease] | None = None
 
     def take(self, files: Mapping[str, tuple[int, int]]) -> dict[str, FileOnDevice] | None:
-        """Room for files; None where the buffer is in use or the GPU has too little memory free.
-
-        Args:
-            files: by name, the size of each and the byte in it where its tensors begin.
+        """Room for files; None where the buffer is in use or the GPU has too little memory free. `files`: by name, the
+        size of each and the byte in it where its tensors begin.
         """
         if self._lease is not None and self._lease() is not None:
             return None
@@ -125,12 +123,8 @@ class DeviceReader:
     """Reads with one GPU. The class is a `TensorReader`."""
 
     def __init__(self, device: torch.device, registry: Registry, *, stage: bool) -> None:
-        """Read nothing yet.
-
-        Args:
-            device: the GPU.
-            registry: the files that it reads in place.
-            stage: whether what is read may stay on the GPU, where there is room.
+        """Read nothing yet. `registry`: the files that it reads in place. `stage`: whether what is read may stay on the
+        GPU, where there is room.
         """
         self._device, self._registry = device, registry
         self._buffer = StagingBuffer(device) if stage else None
@@ -249,12 +243,8 @@ def _found(reading: Reading, names: Sequence[str], expected: Mapping[str, str]) 
 
 
 def prover_of(process: EngineProcess, registry: Registry, settings: PluginSettings) -> VersionProver | None:
-    """What proves versions for a rank; None where nothing can read them for it, or the operator has it off.
-
-    Args:
-        process: the rank's.
-        registry: the files that its GPU reads in place.
-        settings: the operator's.
+    """What proves versions for a rank; None where nothing can read them for it, or the operator has it off. `registry`:
+    the files that its GPU reads in place.
     """
     devices, reader = devices_of(process.model), None
     if not settings.prove:

@@ -64,10 +64,8 @@ def slice_line(tensor: int, begin: int, width: int, rows: int, pitch: int) -> tu
     """A line of a table, the same for the same elements: rows that follow each other without a gap are one.
 
     Args:
-        tensor: the tensor's number.
         begin: the flat index of the first element.
         width: elements of a row.
-        rows: how many.
         pitch: elements from row to row.
     """
     if rows == 1 or pitch == width:
@@ -90,7 +88,6 @@ class RankSlices:
         return hasher.hexdigest()
 
     def encode(self) -> str:
-        """As text for other ranks."""
         data = b64encode(compress(self.table.astype("<i8").tobytes(), 1)).decode()
         return msgspec.json.encode(_Message(data)).decode()
 
@@ -122,7 +119,6 @@ class SliceSums:
 
 
 def encode_sums(sums: Sums) -> str:
-    """Sums as text."""
     return b64encode(sums.astype("<u8").tobytes()).decode()
 
 
@@ -172,14 +168,8 @@ class EngineTable:
     def verdict(
         self, sums: Sequence[Sums], names: Sequence[str], expected: Mapping[str, str], says: str
     ) -> SliceVerdict:
-        """Hold what the ranks found against a manifest.
-
-        Args:
-            sums: each rank's.
-            names: of the tensors, by number.
-            expected: the manifest's fingerprints as hex digits, by name; of tensors that it does not have nothing is
-                said.
-            says: what the manifest is, for the sentence.
+        """Hold what the ranks found against a manifest. `expected`: the manifest's fingerprints as hex digits, by name;
+        of tensors that it does not have nothing is said. `says`: what the manifest is, for the sentence.
 
         Raises:
             ValueError: there are not as many sums as slices.
@@ -221,11 +211,8 @@ def tiles(strips: Table, elements: int) -> bool:
     """Whether different slices of a tensor have each of its elements once.
 
     They are drawn as boxes in a matrix, whose rows are as long as the pitch of those that have several rows. False also
-    where these have different pitches, or where a row of theirs goes over the edge: that is not looked into.
-
-    Args:
-        strips: lines of a table, without the tensor.
-        elements: how many the tensor has.
+    where these have different pitches, or where a row of theirs goes over the edge: that is not looked into. `strips`:
+    lines of a table, without the tensor.
     """
     pitches = {pitch for _, _, rows, pitch in strips.tolist() if rows > 1}
     columns = max(pitches, default=elements)
@@ -300,11 +287,8 @@ class EngineSlices:
             self._ranks.keep(mine.digest, mine.encode())
 
     def verdict(self, reports: Reports, check: SliceCheck | None) -> SliceVerdict:
-        """What the ranks found together, where all have written.
-
-        Args:
-            reports: of all ranks.
-            check: what this rank found; None where it does not know its slices.
+        """What the ranks found together, where all have written. `check`: what this rank found; None where it does not
+        know its slices.
         """
         present = [each for each in reports if each is not None and each.state is RankState.WRITTEN]
         if len(present) < len(reports):
@@ -350,15 +334,7 @@ class ModelSlices:
     def __init__(
         self, plan: ReplayPlan, routes: Routes, tensors: Mapping[str, Tensor], nbytes: Mapping[str, int], holders: Any
     ) -> None:
-        """Look at a plan.
-
-        Args:
-            plan: the rank's.
-            routes: of its copies.
-            tensors: the checkpoint's, by name.
-            nbytes: the bytes of each.
-            holders: the model's tensors by the numbers that routes give.
-        """
+        """Look at a plan. `routes`: of its copies. `holders`: the model's tensors by the numbers that routes give."""
         self.names = sorted(tensors)
         self.elements = [nbytes[name] // width_of(tensors[name].dtype) for name in self.names]
         loaded = {copy.name for copy in plan.copies if copy.target.numel()}
@@ -393,12 +369,8 @@ class ModelSlices:
         return SliceCheck(found=found, names=self.names, elements=self.elements, expected=expected, says=says)
 
     def shifted(self, before: SliceSums | None, laid: LaidOutDelta, shifts: Sequence[int]) -> SliceSums | None:
-        """What they add after a delta; None where that is not known, as what they added before.
-
-        Args:
-            before: what they added before.
-            laid: the delta.
-            shifts: what each of its pieces adds.
+        """What they add after a delta; None where that is not known, as what they added before. `shifts`: what each of
+        its pieces adds.
         """
         if before is None or before.slices.digest != self.mine.digest:
             return None

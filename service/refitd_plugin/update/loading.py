@@ -229,11 +229,8 @@ class Loading:
         return self._registry
 
     def make_ready(self, source: VersionSource, staged: Mapping[str, FileOnDevice] | None = None) -> Readied | None:
-        """Do all that can be done before the pause. The engine may serve meanwhile.
-
-        Args:
-            source: the version.
-            staged: its files on the rank's GPU, where they are there.
+        """Do all that can be done before the pause. The engine may serve meanwhile. `staged`: its files on the rank's
+        GPU, where they are there.
         """
         plan = self.plan  # another thread may throw it away meanwhile
         if plan is None or not plan.replays or plan.inventory != source.inventory:
@@ -243,13 +240,8 @@ class Loading:
     def load(
         self, call: UpdateCall, source: VersionSource, *, partial: bool, readied: Readied | None = None
     ) -> tuple[TensorFeed, str | None]:
-        """Load a version.
-
-        Args:
-            call: the engine's call.
-            source: the version.
-            partial: it has some of the model's tensors only, so no plan is learned from it or used for it.
-            readied: its copies, where they were made ready before the pause.
+        """Load a version. `partial`: it has some of the model's tensors only, so no plan is learned from it or used for
+        it. `readied`: its copies, where they were made ready before the pause.
 
         Returns:
             How far it came, and what went wrong, if anything did.
@@ -267,13 +259,8 @@ class Loading:
     def apply(
         self, call: UpdateCall, path: str, load_format: str, write: Callable[[], None]
     ) -> tuple[TensorFeed, str | None]:
-        """Write something else in place of a load.
-
-        Args:
-            call: the engine's call.
-            path: the folder that the engine records as served.
-            load_format: as the engine was given it.
-            write: writes to the model.
+        """Write something else in place of a load. `path`: the folder that the engine records as served. `load_format`:
+        as the engine was given it.
 
         Returns:
             How far it came, and what went wrong, if anything did.
@@ -287,12 +274,8 @@ class Loading:
         return feed, self._through(call, feed, path, load_format)
 
     def put_back(self, call: UpdateCall, tensors: Mapping[str, Any], path: str) -> tuple[TensorFeed, str | None]:
-        """Load what was served before, always by the loader, since the plan may be at fault.
-
-        Args:
-            call: the engine's call.
-            tensors: the tensors of what was served, by name.
-            path: the folder that they were served from.
+        """Load what was served before, always by the loader, since the plan may be at fault. `path`: the folder that
+        they were served from.
         """
         feed = TensorFeed(tensors)
         return feed, self._through(call, feed, path, "auto")
@@ -318,11 +301,8 @@ class Loading:
         self, source: VersionSource, contents: dict[str, str], others: Sequence[int] | None = None
     ) -> list[tuple[str, int]]:
         """The fingerprints of the checkpoint's tensors that lie whole in the model, by the plan; none without one.
-
-        Args:
-            source: the version in memory.
-            contents: the fingerprints of the model's tensors now.
-            others: the fingerprints of targets that are not in `contents`, where they were taken already.
+        `contents`: the fingerprints of the model's tensors now. `others`: the fingerprints of targets that are not in
+        `contents`, where they were taken already.
         """
         plan = self.plan
         if plan is None or not plan.replays:
@@ -330,12 +310,8 @@ class Loading:
         return self.tables(plan, source).fingerprints.take(contents, others)
 
     def slice_check(self, source: VersionSource, expected: Mapping[str, str], says: str) -> SliceCheck | None:
-        """What lies in slices of the checkpoint's tensors now, by the plan; None without one.
-
-        Args:
-            source: the version in memory.
-            expected: the fingerprints of its manifest, by name.
-            says: what that is.
+        """What lies in slices of the checkpoint's tensors now, by the plan; None without one. `expected`: the
+        fingerprints of its manifest, by name. `says`: what that is.
         """
         plan = self.plan
         if plan is None or not plan.replays or plan.inventory != source.inventory:

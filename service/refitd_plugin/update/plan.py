@@ -89,14 +89,8 @@ def tensors_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 def learned(
     inventory: str, model: torch.nn.Module, before: TensorAddresses, tensors: Tensors, recorder: Recorder
 ) -> ReplayPlan:
-    """Make a plan of what the recorder saw of a load that went well.
-
-    Args:
-        inventory: the digest of the checkpoint's names, shapes and dtypes.
-        model: what was loaded into.
-        before: where the model's tensors were before the load.
-        tensors: the checkpoint's tensors by name.
-        recorder: watched the load.
+    """Make a plan of what the recorder saw of a load that went well. `inventory`: the digest of the checkpoint's names,
+    shapes and dtypes. `before`: where the model's tensors were before the load.
     """
     plan = ReplayPlan(inventory=inventory, addresses=addresses_of(model))
     if "load_weights" in vars(model):
@@ -163,12 +157,8 @@ def replay(
     rest: Iterable[tuple[str, torch.Tensor]],
     load: Loader,
 ) -> None:
-    """Make the copies, and let the loader do what it has to compute. A device may still copy when this returns.
-
-    Args:
-        steps: begin the copies.
-        rest: the tensors that the loader has to load, by name.
-        load: the model's loader.
+    """Make the copies, and let the loader do what it has to compute. A device may still copy when this returns. `rest`:
+    the tensors that the loader has to load, by name.
 
     Raises:
         Exception: whatever a copy or the loader raises; then the model holds a mixture.

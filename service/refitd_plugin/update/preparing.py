@@ -2,24 +2,36 @@
 
 A version on disk is looked at ahead of an update, by the rank's prefetch worker or, without one, in the rank's thread;
 or in the pause where it was not asked for before. One in a trainer's memory is looked at ahead alone.
+
+`RestorePoint` is the version that a rank serves, and what it would be put back from. What came from a trainer's memory
+can be put back when its files have followed. A thread beside the engine's own opens them as soon as they are there. To
+open them when the next version is prepared would have its trainer wait: a look at a folder is some hundred steps, each
+of which waits for SGLang's loop.
+
+One that gets no files cannot be put back. If the next update fails after its first write, the contents are unknown, and
+the service loads a version that has files.
 """
 
+import logging
+import threading
+import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from threading import Event
+from threading import Event, Lock
 from typing import Any, assert_never
 
 from refitd_client.checkpoint.inventory import Reference
 from refitd_client.transport.device import uuid_of
 from refitd_client.validation.contents import ReadingStoppedError
 from refitd_client.validation.validate import Options
+from refitd_plugin.channel import short_turns
 from refitd_plugin.delta.changes import DeltaChanges, is_delta, most_memory, open_changes
 from refitd_plugin.delta.in_place import DeltaInPlace
 from refitd_plugin.delta.layout import Placements
 from refitd_plugin.memory.imported import IpcHandleCache
-from refitd_plugin.memory.offered import OfferedVersion, open_offer
+from refitd_plugin.memory.offered import OfferedMemory, OfferedVersion, open_offer, with_files
 from refitd_plugin.memory.source import (
     FullNeededError,
     SourceRefusedError,
@@ -27,9 +39,12 @@ from refitd_plugin.memory.source import (
     VersionSource,
     close_all,
     folder_of,
+    is_version,
+    mapped,
     open_version,
     place_of,
     reference_in,
+    started_from,
 )
 from refitd_plugin.port import EngineProcess, Stages
 from refitd_plugin.prefetch.process import DeltaFound, FullFound, ReadOrder, Refusal, Reply
@@ -48,8 +63,122 @@ from refitd_plugin.proof.proving import VersionProver
 from refitd_plugin.update.loading import Loading
 from refitd_plugin.update.plan import ReplayPlan
 from refitd_plugin.update.receiving import AnnouncedNeeds, RankReceiver, sizes_of
-from refitd_plugin.update.restore_point import RestorePoint
-from refitd_plugin.update.update_source import FullVersion, ServedAgain, UpdateSource
+from refitd_plugin.update.update_source import FullVersion, ServedAgain, ServedState, UpdateSource
+
+_RESTORE_LOOK_SECONDS = 0.1
+_LESS_OFTEN = 2.0  # where opening them failed: it says why in the log, and the next prepare says it to the service
+logger = logging.getLogger("refitd_plugin")
+
+
+class FileFollower:
+    """Calls `look` in a thread, again and again, until it returns True: there is nothing to wait for any more."""
+
+    def __init__(self, look: Callable[[], bool]) -> None:
+        self._look = look
+        self._wanted = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Begin to look for files: a version was taken from memory."""
+        self._wanted.set()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="refitd-following", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            self._wanted.wait()
+            self._wanted.clear()
+            while True:
+                try:
+                    with short_turns():
+                        if self._look():
+                            break
+                except Exception as error:  # the thread goes on: the next versions need it
+                    logger.warning("the files of what is served cannot be opened yet: %s", error)
+                    time.sleep(_LESS_OFTEN)
+                time.sleep(_RESTORE_LOOK_SECONDS)
+
+
+class RestorePoint:
+    """What one rank serves. `revision` is that of the model which the server was started with, on the hub."""
+
+    def __init__(self, root: Path | None, revision: str | None) -> None:
+        self.served_state: ServedState | None = None
+        self._root, self._revision = root, revision
+        self._lock, self._turn = Lock(), Lock()
+        self._following = FileFollower(self.fall_back_on_files)
+
+    @property
+    def label(self) -> str:
+        """The id of the version; empty where the plugin did not load it."""
+        served_state = self.served_state
+        return "" if served_state is None else served_state.label
+
+    @property
+    def has_no_files(self) -> bool:
+        """Whether it is a version from memory, whose files were not there at the last look."""
+        return self.served_state is not None and isinstance(self.served_state.source, OfferedMemory)
+
+    @property
+    def awaits_files(self) -> bool:
+        """Whether files of what is served are to follow, and were not there at the last look."""
+        source = None if self.served_state is None else self.served_state.source
+        return isinstance(source, OfferedMemory) and source.announced.files
+
+    def at(self, path: str) -> ServedState | None:
+        """What is served, where it came from this path and could not come from there again: a delta, or an offer."""
+        served_state = self.served_state
+        if served_state is None or str(served_state.folder) != str(Path(path).absolute()):
+            return None
+        return served_state if served_state.deltas or self.has_no_files else None
+
+    def record(self, served_state: ServedState | None) -> None:
+        """Record what is served from now on; None where that is not known."""
+        with self._lock:  # against a thread that has just opened the files of what was there before
+            self.served_state = served_state
+        if served_state is not None and isinstance(served_state.source, OfferedMemory):
+            self._following.begin()
+
+    def fall_back_on_files(self) -> bool:
+        """Use the files of a version that came from memory, where they have come.
+
+        Returns:
+            Whether there is nothing to wait for: they have come, or what is served did not come from memory.
+
+        Raises:
+            SourceRefusedError, OSError: they are there, and cannot be opened.
+        """
+        with self._turn:
+            served_state = self.served_state
+            if served_state is None or not isinstance(served_state.source, OfferedMemory):
+                return True
+            if (found := with_files(served_state)) is None:
+                return False
+            with self._lock:
+                if self.served_state is served_state:
+                    self.served_state = found
+            return True
+
+    def previous(self, path: str) -> ServedState | None:
+        """What is served now from `path`, opened before anything is written, so that it can be put back."""
+        try:
+            return self._opened(path)
+        except (SourceRefusedError, OSError) as error:
+            logger.warning("what is served now could not be put back if the update failed: %s", error)
+            return None
+
+    def _opened(self, path: str) -> ServedState | None:
+        self.fall_back_on_files()
+        if self.served_state is not None and str(self.served_state.folder) == str(Path(path).absolute()):
+            return None if self.has_no_files else self.served_state
+        if is_delta(path):
+            logger.warning("what is served now could not be put back if the update failed: it is an unknown delta")
+            return None
+        if is_version(path, self._root):
+            return ServedState(source=mapped(place_of(path, self._root)))
+        return ServedState(source=started_from(folder_of(path, self._revision)))
+
 
 _ERRORS: dict[str, type[Exception]] = {
     "refused": SourceRefusedError,
@@ -82,12 +211,6 @@ class VersionInspector:
     ) -> VersionSource | DeltaChanges:
         """Look in this thread.
 
-        Args:
-            place: the version's folder.
-            options: what may differ from the model.
-            check_bytes: whether to read every byte.
-            stop: ends the reading early.
-
         Raises:
             SourceRefusedError: it is not one to load into this model.
             ReadingStoppedError: `stop` was set. OSError: it cannot be read.
@@ -110,10 +233,7 @@ class VersionInspector:
         stages: Stages,
     ) -> VersionSource | DeltaChanges:
         """Look through the prefetch worker, while the engine serves. Raises as `here`, whose arguments it takes.
-
-        Args:
-            placements: gives those that a delta is laid out by, if there are any.
-            stages: counts what the worker took.
+        `placements`: gives those that a delta is laid out by, if there are any.
         """
         delta, model = is_delta(str(place.folder)), ""
         with suppress(SourceRefusedError) if delta else nullcontext():  # a delta can be looked at without the model
@@ -222,15 +342,7 @@ class Preparing:
         return self._update_source(found, options)
 
     def ahead(self, path: str, options: Options, *, check_bytes: bool, stop: Event, stages: Stages) -> UpdateSource:
-        """Look while the engine serves. Errors are those of `VersionInspector.here`.
-
-        Args:
-            path: the version's folder.
-            options: what may differ from the model.
-            check_bytes: whether to read every byte.
-            stop: ends the reading early.
-            stages: counts what the worker took.
-        """
+        """Look while the engine serves. Errors are those of `VersionInspector.here`."""
         place = place_of(path, self._root)
         found = self.inspector.ahead(
             place, options, check_bytes=check_bytes, stop=stop, placements=self._placements, stages=stages
@@ -239,11 +351,7 @@ class Preparing:
 
     def offered(self, path: str, offer: str, stop: Event) -> OfferedVersion:
         """Look at what a trainer offers. Where it sends that to this rank over a process group, wait until it is here.
-
-        Args:
-            path: where the version's files will be.
-            offer: the path of the offer's file beneath the root.
-            stop: ends the wait.
+        `offer`: the path of the offer's file beneath the root.
 
         Raises:
             SourceRefusedError: it is not one to load now. OSError: it cannot be read.

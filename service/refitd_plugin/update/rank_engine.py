@@ -39,7 +39,7 @@ from refitd_plugin.proof.slices import EngineSlices, SliceVerdict
 from refitd_plugin.settings import PluginSettings
 from refitd_plugin.update.loading import Loading, TensorFeed
 from refitd_plugin.update.plan import TensorAddresses, addresses_of
-from refitd_plugin.update.preparing import Preparing
+from refitd_plugin.update.preparing import Preparing, RestorePoint
 from refitd_plugin.update.ranks import (
     Decision,
     NextStep,
@@ -51,7 +51,6 @@ from refitd_plugin.update.ranks import (
     after_prepare,
     after_restore,
 )
-from refitd_plugin.update.restore_point import RestorePoint
 from refitd_plugin.update.update_source import ServedState, UpdateSource
 
 LONGEST_SECONDS = 600.0
@@ -80,11 +79,8 @@ class LeaderLease:
 
     def take(self, owner: Owner, seconds: float, pid: int = 0) -> str | None:
         """Take the lease, or renew it. Returns a sentence that names another service that leads; None where none does.
-
-        Args:
-            owner: the service that is to lead.
-            seconds: for how long, unless it is renewed.
-            pid: the owner's process as this one sees it, 0 where it cannot.
+        `seconds`: for how long, unless it is renewed. `pid`: the owner's process as this one sees it, 0 where it
+        cannot.
         """
         with self._lock:
             held = self._current()
@@ -289,11 +285,7 @@ class RankEngine:
         """Check a version and keep it for the update that will name it.
 
         Args:
-            path: its folder.
-            options: what may differ from the model.
             check_bytes: whether every byte is read; the engine's setting where None.
-            stages: counts what each step takes.
-            stop: ends the reading early.
             offer: the path of an offer's file beneath the root, where the version is in a trainer's memory.
             prove: whether this rank's share of a full version's tensors is read, and held against the manifest.
 
@@ -328,7 +320,6 @@ class RankEngine:
         return update_source
 
     def forget(self) -> None:
-        """Close what was prepared."""
         with self._lock:
             self._prepared = None
 

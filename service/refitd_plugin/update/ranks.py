@@ -164,12 +164,8 @@ class Ranks:
                 self._store.delete_key(key)
 
     def decide(self, phase: str, mine: RankReport, decide: Callable[[Reports], Decision]) -> tuple[Decision, Reports]:
-        """Report to the other ranks and read their reports.
-
-        Args:
-            phase: part of the keys.
-            mine: this rank's report.
-            decide: computes what all ranks do next.
+        """Report to the other ranks and read their reports. `phase`: part of the keys. `decide`: computes what all
+        ranks do next.
 
         Returns:
             What all ranks do next, and the reports.
@@ -185,12 +181,8 @@ class Ranks:
         return decision, reports
 
     def outcome(self, phase: str, mine: RankReport, judge: Callable[[Reports], UpdateOutcome]) -> UpdateOutcome:
-        """Report how the update ended, and judge by the reports of all ranks.
-
-        Args:
-            phase: part of the keys.
-            mine: this rank's report.
-            judge: computes what became of the update.
+        """Report how the update ended, and judge by the reports of all ranks. `phase`: part of the keys. `judge`:
+        computes what became of the update.
 
         Raises:
             Exception: the store is gone.

@@ -47,13 +47,8 @@ class RankReceiver:
         self.name = name
 
     def receive(self, root: Path, offer: str, stop: Event, needs: str = "") -> str:
-        """Receive what an offer says is sent to this rank.
-
-        Args:
-            root: refitd's root.
-            offer: the path beneath it of the trainer's offer.
-            stop: ends the wait.
-            needs: the digest of what is sent to this rank, "" for everything.
+        """Receive what an offer says is sent to this rank. `offer`: the path beneath it of the trainer's offer.
+        `needs`: the digest of what is sent to this rank, "" for everything.
 
         Returns:
             The path beneath the root of the offer of what has arrived, with the same fingerprints.
@@ -89,7 +84,6 @@ class RankReceiver:
                 raise SourceRefusedError("it was not received: the receiver has said something else")
 
     def close(self) -> None:
-        """End the process."""
         if self._child is not None:
             self._child.end()
 
@@ -115,11 +109,8 @@ _MOST_STRIPS = 256  # of one tensor: one that is needed in more pieces is sent w
 
 
 def needs_of(plan: ReplayPlan, sizes: Mapping[str, int]) -> RankNeeds | None:
-    """What a rank with this plan needs; None where only the loader knows.
-
-    Args:
-        plan: the rank's.
-        sizes: the bytes of the checkpoint's tensors, by name.
+    """What a rank with this plan needs; None where only the loader knows. `sizes`: the bytes of the checkpoint's
+    tensors, by name.
     """
     if not plan.replays or not plan.proven:
         return None
@@ -161,7 +152,6 @@ def strips_of(offset: int, shape: Sequence[int], strides: Sequence[int], size: i
 
     Args:
         offset: of its first element, in elements.
-        shape: its shape.
         strides: in elements.
         size: bytes of an element.
     """
@@ -210,13 +200,8 @@ class AnnouncedNeeds:
         self._known: tuple[ReplayPlan, str] | None = None
 
     def digest(self, plan: ReplayPlan | None, sizes: Mapping[str, int] | None, root: Path, receiver: str) -> str:
-        """The digest of what the rank needs, "" where it needs everything or does not know.
-
-        Args:
-            plan: the rank's load plan.
-            sizes: the bytes of the checkpoint's tensors, by name.
-            root: refitd's root.
-            receiver: the rank's name in transfers.
+        """The digest of what the rank needs, "" where it needs everything or does not know. `sizes`: the bytes of the
+        checkpoint's tensors, by name. `receiver`: the rank's name in transfers.
         """
         if plan is None or sizes is None or not receiver or not plan.proven:
             return ""

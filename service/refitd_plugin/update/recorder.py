@@ -226,7 +226,6 @@ class ThreadWatch:
         self._undo: list[Any] = []
 
     def begin(self) -> None:
-        """Begin to watch."""
         from concurrent.futures import ThreadPoolExecutor
 
         _ONE_AT_A_TIME.acquire()
@@ -234,7 +233,6 @@ class ThreadWatch:
         self._watch(ThreadPoolExecutor, "submit")
 
     def end(self) -> None:
-        """End to watch."""
         while self._undo:
             self._undo.pop()()
         _ONE_AT_A_TIME.release()

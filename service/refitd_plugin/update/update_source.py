@@ -43,7 +43,6 @@ class ServedState:
 
     @property
     def label(self) -> str:
-        """The id of the version."""
         return self.deltas[-1].label if self.deltas else self.source.label
 
     @property
@@ -147,11 +146,8 @@ class UpdateSource(ABC):
 
     def put_back(self, call: UpdateCall, previous: ServedState | None, path: str) -> tuple[TensorFeed, str | None]:
         """Bring back what was there before. Through the model's loader, since the load plan may be at fault.
-
-        Args:
-            call: the update that failed.
-            previous: what was served before it; None where that cannot be read.
-            path: the folder that the engine named as served before.
+        `previous`: what was served before it; None where that cannot be read. `path`: the folder that the engine named
+        as served before.
 
         Returns:
             How far that came, and what went wrong, if anything did.

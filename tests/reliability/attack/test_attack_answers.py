@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from refitd.engine.fingerprints import alike
 from refitd.engine.http import Reply as HttpReply
-from refitd.engine.plugin.rank_group import read_handshake
+from refitd.engine.plugin import read_handshake
 from refitd.engine.port import Reached, Unreached
 from refitd.engine.replies import Failed, Loaded, Unclear
 from refitd.engine.vllm.contents import (

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from refitd.engine.plugin import Launch
 from refitd.engine.plugin.client import (
     AHEAD_SECONDS,
     OFFER_SECONDS,
@@ -21,7 +22,6 @@ from refitd.engine.plugin.client import (
     PrepareRefused,
     Unprepared,
 )
-from refitd.engine.plugin.rank_group import Launch
 from refitd.engine.port import Coming, Offered, RankProof, VersionFiles
 from refitd_client.contract.naming import parse_version_folder, parse_version_id, version_id
 from refitd_client.contract.plugin import Answer, UpdateOutcome

@@ -39,7 +39,7 @@ from refitd.diagnose.service import (
     judge_service_engines,
 )
 from refitd.engine.http import Reply
-from refitd.engine.plugin.rank_group import NO_PLUGIN
+from refitd.engine.plugin import NO_PLUGIN
 from refitd.engine.port import Reached
 from refitd.engine.registry import EngineSpec
 from refitd.root.ownership import mark_root

@@ -12,7 +12,7 @@ from refitd.cli import render
 from refitd.diagnose.engines import EngineAnswers, judge_engine
 from refitd.diagnose.finding import CheckName, CheckVerdict
 from refitd.diagnose.service import judge_service_engines
-from refitd.engine.plugin.rank_group import EngineRankGroup, Member
+from refitd.engine.plugin import EngineRankGroup, Member
 from refitd.engine.port import LoaderUse, Reached
 from refitd.engine.registry import EngineSpec
 from refitd.policy.observe import after_probe

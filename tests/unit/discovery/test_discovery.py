@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from refitd.discovery.place import MOST, Areal, Dns, EnginesFound, PlaceRefusedError, Router, Silent, parse_place
+from refitd.discovery import MOST, Areal, Dns, EnginesFound, PlaceRefusedError, Router, Silent, parse_place
 from refitd.discovery.scout import GONE_SECONDS, Discovered, ask_areal, ask_dns, ask_router, remember
 from refitd.root.handle import RootThreads
 from support.name_server import Table, naming

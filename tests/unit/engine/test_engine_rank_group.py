@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from refitd.engine.plugin import EngineRankGroup, Launch, Member, Stock, rank_group_of, read_handshake
 from refitd.engine.plugin.channels import FolderAccess, Peer, distrust, open_to_all
-from refitd.engine.plugin.rank_group import EngineRankGroup, Launch, Member, Stock, rank_group_of, read_handshake
 from refitd_client.contract.plugin import Handshake
 
 LAUNCH = Launch(port=30000, seed=42)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from refitd.engine.plugin.rank_group import EngineRankGroup, Launch
+from refitd.engine.plugin import EngineRankGroup, Launch
 from refitd.engine.port import Outcome, Reached, Refit, Target
 from support.engines import sglang_engine
 from support.scripted_sglang import ScriptedSglang, scripted_sglang

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from refitd.engine.plugin.rank_group import EngineRankGroup, Launch
+from refitd.engine.plugin import EngineRankGroup, Launch
 from refitd.engine.port import UNNAMED, Outcome, Reached, Refit, Stage, Target, Unreached
 from refitd.engine.transaction import ServerEngine
 from refitd.engine.vllm import contents

@@ -26,7 +26,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from refitd.engine.plugin.rank_group import (
+from refitd.engine.plugin import (
     NO_PLUGIN,
     EngineRankGroup,
     Launch,
@@ -285,12 +285,7 @@ class Channels:
     async def ask_all(
         self, members: Sequence[Member], request: dict[str, Any], within: float
     ) -> list[dict[str, Any] | ChannelError]:
-        """Send one request to several ranks at once.
-
-        Args:
-            members: the ranks.
-            request: as docs/plugin.md has it.
-            within: seconds that each may take.
+        """Send one request to several ranks at once. `request`: as docs/plugin.md has it.
 
         Returns:
             A reply, or why there is none, for each rank in their order.

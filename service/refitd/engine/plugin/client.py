@@ -27,8 +27,8 @@ from typing import Any
 
 import msgspec
 
+from refitd.engine.plugin import MOST_REASON, EngineRankGroup, Launch, Member, Stock, shown
 from refitd.engine.plugin.channels import ChannelError, Channels, SocketList
-from refitd.engine.plugin.rank_group import MOST_REASON, EngineRankGroup, Launch, Member, Stock, shown
 from refitd.engine.port import Coming, LoaderUse, Offered, RankProof, Target, VersionFiles
 from refitd_client.contract.decoding import converted
 from refitd_client.contract.plugin import Owner, Receiver, TensorProof
@@ -64,12 +64,7 @@ class Leads:
 
 def leads_of(root: Path, state_folder: Path, probe_interval: float, apart: Callable[[], float] = _often) -> Leads:
     """Return the lease of the service of a root. Its name is kept in the state folder, made once. Blocks.
-
-    Args:
-        root: its folder.
-        state_folder: the service's own.
-        probe_interval: seconds between two looks at an engine, as the operator wants.
-        apart: as of `Leads`.
+    `state_folder`: the service's own. `probe_interval`: seconds between two looks at an engine, as the operator wants.
 
     Raises:
         OSError: the folder cannot be read or written.
@@ -88,14 +83,8 @@ def _name(folder: Path) -> str:
 def leads_of_group(
     root: Path, service: str, epoch: int, probe_interval: float, apart: Callable[[], float] = _often
 ) -> Leads:
-    """Return the lease of the service that leads a group.
-
-    Args:
-        root: its folder.
-        service: the group's name.
-        epoch: of the lead.
-        probe_interval: seconds between two looks at an engine, as the operator wants.
-        apart: as of `Leads`.
+    """Return the lease of the service that leads a group. `probe_interval`: seconds between two looks at an engine, as
+    the operator wants.
     """
     owner = Owner(service=service, root=str(root), host=socket.gethostname(), pid=os.getpid(), epoch=epoch)
     return Leads(owner=owner, seconds=max(SECONDS, PROBES * probe_interval), apart=apart)
@@ -164,12 +153,8 @@ Preparation = Prepared | PrepareRefused | Unprepared
 
 
 def files_request(version: VersionFiles | Coming, *, cast: bool, check: str = "headers") -> dict[str, Any]:
-    """The request for a version on disk (docs/plugin.md).
-
-    Args:
-        version: the version.
-        cast: whether the engine may cast tensors to its own dtype.
-        check: `headers`, or `bytes` to have all of it read once more.
+    """The request for a version on disk (docs/plugin.md). `cast`: whether the engine may cast tensors to its own dtype.
+    `check`: `headers`, or `bytes` to have all of it read once more.
     """
     return {
         "do": "prepare",
@@ -338,11 +323,8 @@ class PluginClient:
         return self._early.proofs if proves else ()
 
     async def prepare_for(self, target: Target, within: float) -> Preparation:
-        """Have what an engine is to serve prepared while it serves: a version's files, or an offer.
-
-        Args:
-            target: what it is to serve.
-            within: seconds to prepare files; an offer is only looked at.
+        """Have what an engine is to serve prepared while it serves: a version's files, or an offer. `within`: seconds
+        to prepare files; an offer is only looked at.
         """
         if target.offered is not None:
             return await self.take(target.offered, _seconds_of(target.offered))

@@ -59,12 +59,8 @@ class SglangDialect:
     lost = None  # its answers are those to its calls
 
     def __init__(self, http: Transport, *, pause_mode: str = "auto", in_pair: bool = False) -> None:
-        """Make no call yet.
-
-        Args:
-            http: to the server.
-            pause_mode: what it does with requests in flight while it loads; "auto" for the best that it can.
-            in_pair: whether it is updated together with the servers that it hands prompts to, or gets them from.
+        """Make no call yet. `pause_mode`: what it does with requests in flight while it loads; "auto" for the best that
+        it can. `in_pair`: whether it is updated together with the servers that it hands prompts to, or gets them from.
         """
         self.http = http
         self._pause_mode = pause_mode

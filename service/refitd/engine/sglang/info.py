@@ -30,7 +30,7 @@ import xxhash
 from xxhash import xxh3_128_hexdigest
 
 from refitd.engine.http import NoReply, Reply
-from refitd.engine.plugin.rank_group import Launch
+from refitd.engine.plugin import Launch
 from refitd.engine.port import DRAFT_LEFT, DRAFT_UPDATED, Obstacle, Process
 from refitd.engine.replies import (
     Loaded,
@@ -273,11 +273,8 @@ def read_server_info(reply: Reply | NoReply, url: str) -> SglangServerInfo | str
 
 
 def draft_of(server: SglangServerInfo, startup_path: str | None) -> str | None:
-    """What becomes of a server's draft model in an update; None where it has none.
-
-    Args:
-        server: how it was started.
-        startup_path: the model that it was started with.
+    """What becomes of a server's draft model in an update; None where it has none. `startup_path`: the model that it
+    was started with.
     """
     if not server.drafts:
         return None
@@ -294,7 +291,6 @@ def obstacles(server: SglangServerInfo, draft: str | None, *, plugged: bool, in_
     own checkpoint (NEXTN, MTP) are loaded from the same folder, as at the start.
 
     Args:
-        server: how it was started.
         draft: what becomes of its draft model, as from `draft_of`.
         plugged: whether refitd's plugin carries out its loads.
         in_pair: whether it is loaded together with the servers that it hands prompts to, or gets them from.
@@ -377,12 +373,8 @@ class NotFlushed:
 
 
 def what_happened(reply: Reply | NoReply, ranks: int = 1, *, drafts: bool = False) -> Loading | NotFlushed:
-    """Say what an update call did to an engine.
-
-    Args:
-        reply: to the call.
-        ranks: data-parallel ranks of the engine.
-        drafts: whether a draft model is loaded after the model, so that a refusal may be of the draft model alone.
+    """Say what an update call did to an engine. `ranks`: data-parallel ranks of the engine. `drafts`: whether a draft
+    model is loaded after the model, so that a refusal may be of the draft model alone.
     """
     if isinstance(reply, NoReply):
         return meaning_of_silence(reply)

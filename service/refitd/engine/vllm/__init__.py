@@ -66,7 +66,6 @@ class VllmAdapters(NamedAdapters):
     load_route, unload_route = LORA, "/v1/unload_lora_adapter"
 
     def __init__(self, http: Transport, server: EngineServer) -> None:
-        """Make no call yet."""
         super().__init__(http, server)
         self._known: _Known | None = None
         self._was_away = True  # whether another process may answer than at the last probe

@@ -163,7 +163,6 @@ async def fingerprint_of(
     """The fingerprint of what a server holds; None where it cannot be told, as by answers of one that is paused.
 
     Args:
-        http: to the server.
         recorded: is returned where the contents agree with it: scores are never equal to the last digit.
         checker: whether it computes digests.
         adapter: which adapter answers; None for the model itself.
@@ -185,12 +184,8 @@ async def answered(
     http: Transport, digests: Digests | None, target: Target, adapter: str | None = None
 ) -> tuple[str | None, str | None]:
     """The fingerprint by an answer, and why the answer is not the target's; None for each where there is none.
-
-    Args:
-        http: to the server.
-        digests: of its parameters; None where it has none, or they say nothing of an adapter.
-        target: what was loaded.
-        adapter: which adapter answers; None for the model itself.
+    `digests`: of its parameters; None where it has none, or they say nothing of an adapter. `adapter`: which adapter
+    answers; None for the model itself.
     """
     answer = await scored(http, adapter)
     if not isinstance(answer, Scores):
@@ -289,18 +284,13 @@ class ProcessLoads:
     """
 
     def __init__(self, http: Transport) -> None:
-        """Make no call yet."""
         self.lost: str | None = None
         self._http = http
         self._torn = False  # whether the last load failed: what it has read is still there
 
     async def load(self, path: str, within: float, *, torn: bool = False) -> Loading:
-        """Load a checkpoint into a server of one process, again where something of an earlier one may be left.
-
-        Args:
-            path: as the server sees it.
-            within: seconds that each load may take.
-            torn: it is not known whether the load before has failed.
+        """Load a checkpoint into a server of one process, again where something of an earlier one may be left. `torn`:
+        it is not known whether the load before has failed.
         """
         self._torn = self._torn or torn
         for _ in range(TRIES - 1):

@@ -80,13 +80,9 @@ class VllmDialect:
     each_rank_answers = True
 
     def __init__(self, http: Transport, *, pause_mode: str = "auto", opens: str | None = None) -> None:
-        """Make no call yet.
-
-        Args:
-            http: to the server.
-            pause_mode: for requests in flight while it loads: "wait" has them end, "abort" ends them, others keep them.
-            opens: the root as the server sees it, with which the channel of the extension is opened; None for commands
-                that look at the server, and open nothing.
+        """Make no call yet. `pause_mode`: for requests in flight while it loads: "wait" has them end, "abort" ends
+        them, others keep them. `opens`: the root as the server sees it, with which the channel of the extension is
+        opened; None for commands that look at the server, and open nothing.
         """
         self.http = http
         self._mode = pause_mode if pause_mode in PAUSE_MODES else PAUSE_MODES[0]
@@ -369,11 +365,8 @@ async def ask_how_started(http: Transport) -> VllmServerInfo | Obstacle | str:
 
 
 def unreached(fault: Obstacle | str, read: Reply | NoReply) -> Unreached:
-    """What a probe says of a server that lacks something, or cannot be driven.
-
-    Args:
-        fault: what it lacks, or why nothing can be said.
-        read: its answer to /weight_info.
+    """What a probe says of a server that lacks something, or cannot be driven. `fault`: what it lacks, or why nothing
+    can be said. `read`: its answer to /weight_info.
     """
     if isinstance(fault, Obstacle):
         return Unreached(reason=fault.text, advice=fault.fix, recognised=True)

@@ -17,7 +17,7 @@ from typing import Any, cast
 import msgspec
 
 from refitd.engine.http import NoReply, Reply
-from refitd.engine.plugin.rank_group import Launch
+from refitd.engine.plugin import Launch
 from refitd.engine.port import Obstacle, Process
 from refitd.engine.replies import FormT, ServerWords, read_form
 
@@ -207,12 +207,8 @@ def read_label(reply: Reply | NoReply, url: str) -> Label | str:
 
 
 def missing(version: str, routes: Mapping[str, bool], url: str) -> Obstacle | None:
-    """What a server lacks with which it could be updated; None where it lacks nothing.
-
-    Args:
-        version: the release that it reports.
-        routes: whether each route of `NEEDED` exists.
-        url: of the server.
+    """What a server lacks with which it could be updated; None where it lacks nothing. `routes`: whether each route of
+    `NEEDED` exists.
     """
     if not any(routes.get(route) for route in NEEDED):
         fix = f"start vLLM with {DEV_MODE} in its environment"
@@ -227,13 +223,8 @@ def missing(version: str, routes: Mapping[str, bool], url: str) -> Obstacle | No
 def read_server_info(
     version: str, reply: Reply | NoReply, routes: Mapping[str, bool], url: str
 ) -> VllmServerInfo | str:
-    """How it was started, or a sentence on why that cannot be said.
-
-    Args:
-        version: the release that it reports.
-        reply: to /server_info?config_format=json.
-        routes: which of the optional routes exist.
-        url: of the server.
+    """How it was started, or a sentence on why that cannot be said. `reply`: to /server_info?config_format=json.
+    `routes`: which of the optional routes exist.
     """
     answer = _read(reply, _Told, url, "/server_info")
     if isinstance(answer, str):
@@ -292,12 +283,8 @@ def is_extended(can: Capabilities) -> bool:
 
 
 def obstacles(can: Capabilities, *, plugged: bool, adapters: bool = False) -> Iterator[Obstacle]:
-    """What is in the way, the worst first.
-
-    Args:
-        can: what the server can do.
-        plugged: whether refitd's extension loads it.
-        adapters: whether adapters are loaded, and never the model: then one that failed on a rank is seen.
+    """What is in the way, the worst first. `plugged`: whether refitd's extension loads it. `adapters`: whether adapters
+    are loaded, and never the model: then one that failed on a rank is seen.
     """
     if can.replicas > 1:
         text = f"it has {can.replicas} data-parallel replicas behind one address"
@@ -349,12 +336,7 @@ def lacking_for_adapters(can: Capabilities, url: str) -> Obstacle | None:
 
 
 def adapter_obstacles(can: Capabilities, keep: int) -> Iterator[Obstacle]:
-    """What is in the way of updates of adapters, the worst first.
-
-    Args:
-        can: what the server can do.
-        keep: how many versions of an adapter stay loaded.
-    """
+    """What is in the way of updates of adapters, the worst first. `keep`: how many versions of each stay loaded."""
     yield from obstacles(can, plugged=False, adapters=True)
     if can.cached_loras < keep:
         text = (
@@ -368,7 +350,6 @@ def stock_reason(can: Capabilities, found: str | None, unopened: str | None, *, 
     """Why its loads are vLLM's own.
 
     Args:
-        can: what the server can do.
         found: what the search for refitd's ranks says; None where they were found, or not searched for.
         unopened: why the extension has not opened its channel, as far as it was asked.
         opens: whether the asker has a channel opened that is not open: the service does, commands do not.

@@ -22,9 +22,9 @@ from refitd.api.context import Service
 from refitd.api.options import ServerTls
 from refitd.api.server import Address, Server, listening, server_tls
 from refitd.catalog.catalog import Catalog, Watcher
+from refitd.catalog.examining import References
 from refitd.catalog.files import DiskFiles
 from refitd.catalog.intake import Intake
-from refitd.catalog.references import References
 from refitd.clock import SystemClock
 from refitd.diagnose.preflight import keys_without_token, stranger, why_unread
 from refitd.discovery import parse_place
@@ -43,9 +43,18 @@ from refitd.push.pusher import Pusher
 from refitd.reclaim.facts import StoreFacts
 from refitd.reclaim.folders import DiskFolders
 from refitd.reclaim.sweep import Collector
-from refitd.root.file_systems import mounts_now, root_file_system
 from refitd.root.handle import RootThreads
-from refitd.root.ownership import Hold, RootGuard, StartRefusedError, check_state_folder, mark_root, owned, state_owned
+from refitd.root.ownership import (
+    Hold,
+    RootGuard,
+    StartRefusedError,
+    check_state_folder,
+    mark_root,
+    mounts_now,
+    owned,
+    root_file_system,
+    state_owned,
+)
 from refitd.settings import Settings
 from refitd.state.decisions import DecisionFile
 from refitd.state.followers import FilesSent, Followers
@@ -54,8 +63,7 @@ from refitd.state.journal.journal import Journal
 from refitd.state.journal.recovery import open_journal
 from refitd.state.records import Source
 from refitd.state.store import Store
-from refitd.update.canary import CanaryCheck, CanaryChecks, OperatorCheck
-from refitd.update.controller import UpdateController, service_leads
+from refitd.update.controller import CanaryCheck, CanaryChecks, OperatorCheck, UpdateController, service_leads
 from refitd.update.fleet import Fleet
 from refitd.update.hosts import ReportedHosts
 from refitd.update.proving import RankProofs

@@ -24,7 +24,7 @@ from refitd.policy.roster import OperatorHosts
 from refitd.policy.spare_slots import ReclaimRules, SlotRules
 from refitd.policy.strategy import Strategy, StrategyName, strategy_of
 from refitd.push.options import PushSettings
-from refitd.root.file_systems import why_no_slots
+from refitd.root.ownership import why_no_slots
 from refitd.state.journal.address import PostgresAddress, is_postgres
 from refitd.text import bytes_in, canary_check_url
 from refitd_client.contract.naming import check_run

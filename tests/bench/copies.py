@@ -24,8 +24,7 @@ from typing import TypeVar
 import numpy as np
 
 from refitd.materialize.disk import DiskCopies
-from refitd.policy.materialize import MakeCopy
-from refitd.state.copy import Copy
+from refitd.policy.materialize import Copy, MakeCopy
 from refitd.state.version import VersionRecord
 from refitd_client import PublishOptions, WeightPublisher
 from refitd_client.contract.naming import SERVICE_FOLDER

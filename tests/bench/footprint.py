@@ -10,7 +10,7 @@ import psutil
 import stack
 from figures import Figure, percentile, spread
 
-from refitd.state.journal import writes
+from refitd.state.journal import rows
 from refitd.state.journal.journal import Journal
 from refitd.state.version import VersionRecord
 from refitd_client import WeightPublisher
@@ -45,7 +45,7 @@ def footprint(folder: Path) -> list[Figure]:
             measured=percentile(reads[slowest], 99),
             unit="ms",
             limit=50,
-            detail={path: spread(samples) for path, samples in reads.items()},
+            detail={path: spread(samples) for path, samples in rows.items()},
         ),
         Figure(name="resident memory of the service", measured=round(memory, 1), unit="MiB", limit=120 * 10**6 / 2**20),
         Figure(name=f"CPU when idle, over {IDLE_SECONDS:g} s", measured=round(idle, 2), unit="% of a core", limit=1),
@@ -58,7 +58,7 @@ async def _fill(state: Path) -> None:
     for step in range(1, VERSIONS + 1):
         order = Order(1, step)
         journal.append(
-            writes.put_version(
+            rows.put_version(
                 VersionRecord(
                     run="bench",
                     order=order,

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from refitd.reclaim import slots, trash
 from refitd.root.handle import Identity, root_at
-from refitd.root.outcome import Discarded
+from refitd.root.scan import Discarded
 from refitd_client import WeightPublisher
 
 BYTES = 512 * 10**6

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from refitd.catalog.catalog import Catalog
+from refitd.catalog.examining import References
 from refitd.catalog.files import DiskFiles
 from refitd.catalog.intake import Intake
-from refitd.catalog.references import References
 from refitd.clock import SystemClock
 from refitd.policy.admit import CatalogRules
 from refitd.state.journal.journal import Journal

@@ -13,8 +13,7 @@ from refitd.policy.strategy import Strategy
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
-from refitd.update.canary import CanaryChecks
-from refitd.update.controller import UpdateController
+from refitd.update.controller import CanaryChecks, UpdateController
 from refitd.update.fleet import Fleet
 from refitd.update.targets import Targets
 

@@ -16,9 +16,9 @@ from pydantic import SecretStr
 from refitd.api.api import build_api
 from refitd.api.context import Service
 from refitd.catalog.catalog import Catalog
+from refitd.catalog.examining import References
 from refitd.catalog.files import DiskFiles
 from refitd.catalog.intake import Intake
-from refitd.catalog.references import References
 from refitd.clock import SystemClock
 from refitd.engine.registry import EngineSpec
 from refitd.materialize.disk import DiskCopies
@@ -29,8 +29,7 @@ from refitd.reclaim.sweep import Collector
 from refitd.settings import Settings
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
-from refitd.update.canary import CanaryCheck, CanaryChecks, OperatorCheck
-from refitd.update.controller import UpdateController
+from refitd.update.controller import CanaryCheck, CanaryChecks, OperatorCheck, UpdateController
 from refitd.update.fleet import Fleet
 from refitd.update.hosts import ReportedHosts
 from refitd.update.proving import RankProofs

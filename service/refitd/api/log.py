@@ -22,9 +22,9 @@ from refitd.observe.history import engine_past, past_update
 from refitd.policy.readiness import unknown
 from refitd.policy.upstream import last_report
 from refitd.problem import ProblemError, Slug
-from refitd.state.journal import reads
+from refitd.state.journal import rows
 from refitd.state.journal.journal import JournalError
-from refitd.state.log_entry import LogFilter
+from refitd.state.observer import LogFilter
 from refitd.state.records import NOT_SENT
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
@@ -154,7 +154,7 @@ def _gather(connection: sa.Connection, after: int) -> Frame:
     """Return the events behind `after`, as many as fit into one frame. Blocks."""
     data, last = bytearray(), after
     while last - after < FRAME_EVENTS:
-        events = reads.read_events(connection, after=last, limit=ROWS)
+        events = rows.read_events(connection, after=last, limit=ROWS)
         for event in events:
             data += encode(event)
             last = event.seq
@@ -197,7 +197,7 @@ async def list_events(
     await service.store.durable()
     found, more = await asyncio.to_thread(
         service.store.journal.read,
-        lambda connection: reads.read_log(connection, before=before, limit=limit, subject=subject, wanted=wanted),
+        lambda connection: rows.read_log(connection, before=before, limit=limit, subject=subject, wanted=wanted),
     )
     return Page(items=found, next_cursor=None if more is None else str(more))
 
@@ -273,7 +273,7 @@ async def _was_never_sent(record: VersionRecord, service: Service) -> bool:
     try:
         await store.durable()  # a load that has just begun counts too
         loads = await asyncio.to_thread(
-            store.journal.read, lambda connection: reads.read_attempts(connection, version=record.id, limit=_LOADS_TOLD)
+            store.journal.read, lambda connection: rows.read_attempts(connection, version=record.id, limit=_LOADS_TOLD)
         )
     except JournalError:
         return False
@@ -342,8 +342,8 @@ class PastUpdates:
             limit: how many.
             loading: ids of the versions that an engine loads now.
         """
-        versions = reads.read_versions(connection, run=run, limit=limit)
-        counts = reads.count_attempts(connection, [version.id for version in versions])
+        versions = rows.read_versions(connection, run=run, limit=limit)
+        counts = rows.count_attempts(connection, [version.id for version in versions])
         if len(self._known) > _REMEMBERED_LOADS:
             self._known.clear()
         updates: list[PastUpdate] = []
@@ -354,7 +354,7 @@ class PastUpdates:
             if known is not None and known[:2] == (version, count) and version.id not in loading:
                 updates.append(known[2])
             elif left > 0:
-                loads = reads.read_attempts(connection, version=version.id, limit=_LOADS_OF_ONE) if count else []
+                loads = rows.read_attempts(connection, version=version.id, limit=_LOADS_OF_ONE) if count else []
                 updates.append(past_update(version, loads))
                 left -= len(loads)
                 if all(load.outcome is not None for load in loads):
@@ -403,8 +403,8 @@ async def engine_history(
     meant = engine_id_of(engine_id, store)
 
     def look(connection: sa.Connection) -> bytes:
-        loads = reads.read_attempts(connection, engine=meant, limit=limit + 1)
-        events, _ = reads.read_log(connection, before=None, limit=_EVENTS_A_LOAD * limit + 100, subject=meant)
+        loads = rows.read_attempts(connection, engine=meant, limit=limit + 1)
+        events, _ = rows.read_log(connection, before=None, limit=_EVENTS_A_LOAD * limit + 100, subject=meant)
         if not loads and not events:
             raise ProblemError(Slug.UNKNOWN_ENGINE, f"no engine {meant}: 'refitd engines' lists what there is")
         past = engine_past(meant, loads[-limit:], reversed(events), more=len(loads) > limit)

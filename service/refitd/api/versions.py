@@ -18,7 +18,7 @@ from refitd.policy.hosts import why_hosts_stay
 from refitd.policy.traffic import is_proven, outcome_of
 from refitd.policy.upstream import decides_pin, owned_by
 from refitd.problem import ProblemError, Slug
-from refitd.state.journal import reads
+from refitd.state.journal import rows
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
@@ -63,7 +63,7 @@ class VersionPages:
         before: tuple[int, int, int] | None,
         limit: int,
     ) -> list[VersionRecord]:
-        """Versions as `reads.read_versions` has them, with all that anyone was told before this call.
+        """Versions as `rows.read_versions` has them, with all that anyone was told before this call.
 
         Raises:
             JournalError: what was told is not on disk yet, or the database does not answer.
@@ -74,7 +74,7 @@ class VersionPages:
         if kept is None or kept[0] != as_of:
             found = await asyncio.to_thread(
                 journal.read,
-                lambda connection: reads.read_versions(connection, run=run, state=state, before=before, limit=limit),
+                lambda connection: rows.read_versions(connection, run=run, state=state, before=before, limit=limit),
             )
             kept = as_of, found
         self._pages[page] = kept
@@ -151,7 +151,7 @@ async def list_attempts(
     await service.store.durable()
     found = await asyncio.to_thread(
         service.store.journal.read,
-        lambda connection: reads.read_attempts(connection, version=record.id, limit=limit),
+        lambda connection: rows.read_attempts(connection, version=record.id, limit=limit),
     )
     return Page(items=[present_attempt(attempt) for attempt in found])
 

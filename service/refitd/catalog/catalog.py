@@ -37,12 +37,11 @@ from watchdog.observers.inotify_move_event_grouper import InotifyMoveEventGroupe
 from watchdog.observers.polling import PollingObserver
 
 from refitd.catalog.checks import FileChecks
-from refitd.catalog.examining import Examiner, LateReading, Proofs
+from refitd.catalog.examining import Examiner, LateReading, Proofs, References
 from refitd.catalog.files import Files
 from refitd.catalog.judge import ANNOUNCE_AGAIN, Judge, Waiting
-from refitd.catalog.references import References
 from refitd.policy.admit import CatalogRules
-from refitd.root.file_systems import root_file_system, wants_polling
+from refitd.root.ownership import root_file_system, wants_polling
 from refitd.root.scan import FoundFolder, ListingFailed
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
@@ -205,10 +204,7 @@ class Catalog:
         """Do nothing yet.
 
         Args:
-            store: what the service knows.
-            files: the files under the root.
             references: the models that versions are held against.
-            rules: what versions may do.
             proofs: what engines' GPUs have found; without it the service reads everything.
         """
         self._store = store

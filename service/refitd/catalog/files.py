@@ -73,10 +73,6 @@ class Files(Protocol):
     async def keep_manifest(self, seen: Structure, manifest: Manifest) -> None:
         """Write down the manifest of a version that has none, for the ranks of engines. It is durable then.
 
-        Args:
-            seen: the version, as it was read.
-            manifest: what was read of it.
-
         Raises:
             OSError: it cannot be written.
         """

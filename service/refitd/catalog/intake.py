@@ -63,7 +63,6 @@ class RefusedNotices:
         """Write a refusal down, unless this run had one of its kind a short while ago.
 
         Args:
-            notice: the notice.
             error: why it is refused.
         """
         if error.kind in _NO_REFUSALS or notice.run == DOCTORS_RUN:
@@ -443,9 +442,6 @@ def order_of(path: str, run: str, step: int, generation: int, trainers: Collecti
 
     Args:
         path: the directory, relative to the root.
-        run: the notice's run.
-        step: the notice's step.
-        generation: the run's current generation.
         trainers: those whose own folders count as versions.
 
     Raises:

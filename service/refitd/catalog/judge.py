@@ -11,9 +11,8 @@ from dataclasses import replace
 import xxhash
 from structlog.contextvars import bound_contextvars
 
-from refitd.catalog.examining import Examiner
+from refitd.catalog.examining import Bases, Beneath, Examiner, NoReference, References
 from refitd.catalog.files import Files
-from refitd.catalog.references import Bases, Beneath, NoReference, References
 from refitd.policy.admit import (
     LIMITS,
     CatalogRules,
@@ -401,7 +400,6 @@ class Judge:
         """Set REJECTED.
 
         Args:
-            id_: the version.
             reason: what is wrong with it, a sentence.
             code: the kind of fault, None where it was never validated.
             signature: how its files look; it is looked at again once they look otherwise. None where nobody looked.

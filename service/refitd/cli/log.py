@@ -10,7 +10,7 @@ import typer
 
 from refitd.cli.output import Output, calls_service
 from refitd.cli.render import Table, event_line, when_exactly
-from refitd.state.log_entry import LogFilter
+from refitd.state.observer import LogFilter
 from refitd.text import clean
 from refitd_client.contract.states import LogSeverity
 from refitd_client.contract.wire import Event, Page

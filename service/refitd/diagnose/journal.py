@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from refitd.diagnose.finding import CheckName, Finding, good, warning
 from refitd.policy.goals import last_good
 from refitd.settings import Settings
-from refitd.state.journal import reads
+from refitd.state.journal import rows
 from refitd.state.journal.address import GROUP_NOTE, PostgresAddress
 from refitd.state.journal.database import JOURNAL_NAME
 from refitd.state.journal.recovery import Condition, Corrupt, Sound, examine_journal, last_state_folder, reading
@@ -116,8 +116,8 @@ def _of_group(database: PostgresAddress, root: Path) -> JournalFacts:
 def _with_records(facts: JournalFacts, connection: sa.Connection) -> JournalFacts:
     return replace(
         facts,
-        versions={version.id: version for version in reads.read_versions(connection)},
-        engines={engine.id: engine for engine in reads.read_engines(connection)},
+        versions={version.id: version for version in rows.read_versions(connection)},
+        engines={engine.id: engine for engine in rows.read_engines(connection)},
     )
 
 

@@ -23,8 +23,16 @@ from watchdog.observers import Observer
 
 from refitd.diagnose.finding import CheckName, Finding, failed, good, unknown, warning
 from refitd.diagnose.journal import JournalFacts
-from refitd.root.file_systems import mounts_now, root_file_system, wants_polling
-from refitd.root.ownership import RootGuard, RootMark, RootRefusedError, adopt, is_taken_at_start
+from refitd.root.ownership import (
+    RootGuard,
+    RootMark,
+    RootRefusedError,
+    adopt,
+    is_taken_at_start,
+    mounts_now,
+    root_file_system,
+    wants_polling,
+)
 from refitd.settings import Settings
 from refitd.state.journal.recovery import Sound
 from refitd.state.version import VersionRecord

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from refitd.catalog.files import Unreadable
 from refitd.materialize.writing import look, read_note, write_copy
-from refitd.policy.materialize import MakeCopy
+from refitd.policy.materialize import COPIES, COPIES_PATH, NOTE, Copy, MakeCopy, copy_name, is_copy_name, order_in
 from refitd.reclaim.trash import condemn, empty_one, sync
 from refitd.root.handle import (
     LISTING_SECONDS,
@@ -25,8 +25,7 @@ from refitd.root.handle import (
     opened,
     root_at,
 )
-from refitd.root.outcome import Discarded, Gone, Refused, sentence
-from refitd.state.copy import COPIES, COPIES_PATH, NOTE, Copy, copy_name, is_copy_name, order_in
+from refitd.root.scan import Discarded, Gone, Refused, sentence
 from refitd_client.contract.naming import SERVICE_FOLDER, run_of_slots, run_slots
 
 AnswerT = TypeVar("AnswerT")

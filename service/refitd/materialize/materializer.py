@@ -21,6 +21,8 @@ from refitd.materialize.writing import CopyError, MisfitError, SourceChangedErro
 from refitd.policy.chain import needs_copy
 from refitd.policy.goals import LoadableDeltas
 from refitd.policy.materialize import (
+    COPY_STAGE,
+    Copy,
     CopyReady,
     CopyVerdict,
     Decision,
@@ -28,12 +30,12 @@ from refitd.policy.materialize import (
     NoCopyPossible,
     WaitForCopy,
     decide,
+    doubted,
     spare,
 )
 from refitd.reclaim.facts import StoreFacts
 from refitd.root.handle import LOOK_TIMEOUT_SECONDS, RootThreads
-from refitd.root.outcome import Refused
-from refitd.state.copy import COPY_STAGE, Copy, doubted
+from refitd.root.scan import Refused
 from refitd.state.journal.journal import JournalError
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord

@@ -29,10 +29,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from refitd.policy.materialize import MakeCopy
+from refitd.policy.materialize import COPIES_PATH, MAX_NOTE_BYTES, NOTE, Copy, MakeCopy, Note, parse_note
 from refitd.reclaim.trash import sync
 from refitd.root.handle import below, made, root_at
-from refitd.state.copy import COPIES_PATH, MAX_NOTE_BYTES, NOTE, Copy, Note, parse_note
 from refitd.state.version import VersionRecord
 from refitd_client.checkpoint.header import BITS, Entry, Header, HeaderRefusedError, read_header
 from refitd_client.checkpoint.opening import ChangedError, Folder, OpeningRefusedError, listing_of, signature_of

@@ -15,9 +15,9 @@ from prometheus_client.process_collector import ProcessCollector
 
 from refitd.clock import Clock
 from refitd.engine.port import Outcome, Stage
+from refitd.policy.materialize import COPY_STAGE
 from refitd.problem import Slug as Problem
 from refitd.root.ownership import StartRefusedError
-from refitd.state.copy import COPY_STAGE
 from refitd.state.observer import Observer
 from refitd.state.records import NOT_SENT, AttemptRecord, UpdateRecord
 from refitd.state.store import Store

@@ -18,7 +18,7 @@ from opentelemetry.trace import Span, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from refitd.engine.port import Outcome, Stage
-from refitd.state.copy import COPY_STAGE
+from refitd.policy.materialize import COPY_STAGE
 from refitd.state.observer import Observer
 from refitd.state.records import AttemptRecord, UpdateRecord
 from refitd.state.store import Store

@@ -51,12 +51,7 @@ class Prove(StrEnum):
 
 
 def all_prove(version: VersionRecord, engines: Iterable[EngineRecord]) -> bool:
-    """Whether each engine of the version's run that could load it now has GPUs that can prove it.
-
-    Args:
-        version: the version.
-        engines: those of its run.
-    """
+    """Whether each engine of the version's run that could load it now has GPUs that can prove it."""
     there = [each for each in engines if not (each.state.is_away or each.state is EngineState.QUARANTINED)]
     return version.kind is Kind.FULL and bool(there) and all(engine.seen.proves for engine in there)
 
@@ -67,12 +62,7 @@ def needs_reading(version: VersionRecord, engine: EngineRecord) -> bool:
 
 
 def fault_in(seen: Structure, found: Sequence[RankProof]) -> str | None:
-    """Why what the ranks of an engine found does not prove a version, in a sentence; None where it does.
-
-    Args:
-        seen: the service's look at the files.
-        found: what each rank found.
-    """
+    """Why what the ranks of an engine found does not prove a version, in a sentence; None where it does."""
     manifest = seen.manifest
     if manifest is None or not found:
         return "no rank has read it"
@@ -145,7 +135,6 @@ class SeenFolder:
 
 
 def admit(notice: Notice, seen: SeenFolder, known: VersionRecord | None) -> New | Same | NoticeConflict:
-    """Decide."""
     if known is None:
         return _other_digest(notice, seen) or New()
     step = f"step {notice.step} of run {notice.run} (generation {known.order.generation})"
@@ -300,10 +289,6 @@ def without_files(record: VersionRecord, versions: Sequence[VersionRecord]) -> V
 
     Trainers write in order: after a newer version none come. One that was to have none is RETIRED then, but not before
     a newer one was served: until then it may be all that engines can serve.
-
-    Args:
-        record: the version.
-        versions: those of its run, the newest first.
     """
     newer = [version for version in versions if version.order > record.order]
     if not newer:
@@ -318,13 +303,7 @@ def without_files(record: VersionRecord, versions: Sequence[VersionRecord]) -> V
 
 
 def too_late(record: VersionRecord, versions: Sequence[VersionRecord], evidence: Evidence) -> str | None:
-    """Return why a version of an earlier generation is refused, whose writer may have meant the current one.
-
-    Args:
-        record: the version.
-        versions: of its run, newest first.
-        evidence: what was found in its files.
-    """
+    """Return why a version of an earlier generation is refused, whose writer may have meant the current one."""
     current = versions[0].order.generation
     if record.order.generation == current or (evidence.structure is not None and evidence.structure.has_manifest):
         return None

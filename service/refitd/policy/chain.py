@@ -125,9 +125,6 @@ def needs_copy(engine: EngineRecord, wanted: VersionRecord, versions: Versions, 
     False for an engine that was never reached, and for one that is ahead, with a version from its trainer's memory.
 
     Args:
-        engine: the engine.
-        wanted: the delta.
-        versions: all versions, by id.
         ordered: an upstream has ordered it, so that engines which are ahead go back to it.
     """
     if engine.seen.configuration is None or engine.serving == wanted.id:

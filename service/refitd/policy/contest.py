@@ -62,11 +62,8 @@ def changed(before: EngineRecord, engine: EngineRecord, seen: Reached, path: str
     """The record of an engine that was seen to serve something else than it was proved to serve.
 
     Args:
-        before: the record before the probe.
         engine: the same with what the probe saw.
-        seen: what the probe saw.
         path: what the engine was expected to name, None where that is not known.
-        now: of the monotonic clock, in seconds.
     """
     cause, was = cause_of(before, seen), before.serving or before.contents.model_path
     kept = "" if cause is Cause.ANOTHER_WRITER else None

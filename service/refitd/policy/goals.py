@@ -92,9 +92,7 @@ def as_ordered(
     ordered, the last version that all engines served may be older than what that engine serves: it would go back.
 
     Args:
-        versions: those of a run, newest first.
         ordered: the id of the version that was ordered last; None where none was.
-        engines: those of the run.
     """
     last = next((version for version in versions if version.id == ordered), None)
     if last is None:
@@ -153,7 +151,6 @@ def passed_over(versions: Iterable[VersionRecord], target: VersionRecord | None)
     there is none. A training may have begun again, or somebody has copied an old step: only an operator knows.
 
     Args:
-        versions: those of a run.
         target: what its engines are to serve.
     """
     known = list(versions)
@@ -188,15 +185,7 @@ def goals_of_run(
     engines: Sequence[EngineRecord],
     carriage: LoadableDeltas = NOTHING,
 ) -> Goals:
-    """The goals that all engines of a run share.
-
-    Args:
-        strategy: how versions go to the engines of a run.
-        update: the run's newest update.
-        versions: the run's, newest first.
-        engines: those that follow the run.
-        carriage: which deltas a copy holds.
-    """
+    """The goals that all engines of a run share."""
     held = {engine.serving for engine in engines if engine.known and engine.serving is not None}
     finish = _in_progress(finished_first(strategy, update, engines), versions, held)
     return Goals(
@@ -237,11 +226,6 @@ def goals_of_engine(
 
     Args:
         run: what all engines of its run share.
-        engine: the engine.
-        strategy: how versions go to the engines of a run.
-        update: the run's newest update.
-        engines: all engines of the run.
-        versions: all versions, by id.
         offer: what the run's trainer offers from its memory.
     """
     goal, good = run.loadable, run.last_good
@@ -336,15 +320,7 @@ def coming(versions: Iterable[VersionRecord], engines: Iterable[EngineRecord]) -
 def looks_ahead(
     engine: EngineRecord, version: VersionRecord, versions: Versions, strategy: Strategy, *, paused: bool
 ) -> bool:
-    """Whether an engine would load a version at once if it were found good now, and so prepares it.
-
-    Args:
-        engine: the engine.
-        version: the version without a verdict.
-        versions: all versions, by id.
-        strategy: how versions go to the engines of a run.
-        paused: whether the run's updates are paused.
-    """
+    """Whether an engine would load a version at once if it were found good now, and so prepares it."""
     if strategy.name is not StrategyName.ALL or paused:
         return False
     if engine.seen.plugin is None or not engine.known or not engine.state.is_at_rest:
@@ -370,11 +346,6 @@ class PendingOffer:
 def takers(strategy: Strategy, engines: Iterable[EngineRecord], *, paused: bool) -> frozenset[str]:
     """The ids of the engines that an offer is for. Where engines go one after the other all wait for the files: the
     trainer does not wait for a canary's check, nor for an operator.
-
-    Args:
-        strategy: how versions go to the engines of a run.
-        engines: those of the run.
-        paused: whether the run's updates are paused.
     """
     if strategy.name is not StrategyName.ALL or paused:
         return frozenset()
@@ -386,11 +357,6 @@ def offered_to(
 ) -> PendingOffer | None:
     """The offer, if this engine is to take it or takes it now, else None: the engine serves something newer, or the
     version was rolled back from. While there is such an engine the trainer must not change its tensors.
-
-    Args:
-        engine: the engine.
-        offer: the run's offer, if there is one.
-        versions: all versions, by id.
     """
     version = None if offer is None else versions.get(offer.version)
     if offer is None or version is None or engine.id not in offer.waiting or not _can_take(engine):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from refitd.root.handle import Identity, parts_below
-from refitd.root.outcome import Gone, Refused
+from refitd.root.scan import Gone, Refused
 from refitd.state.version import VersionRecord
 from refitd.text import listed
 from refitd_client.checkpoint.fault import shown
@@ -177,7 +177,6 @@ def weigh(
     """Map the ids of versions to what they take. Bytes of a folder that several versions share count once.
 
     Args:
-        versions: those to weigh.
         found: what looks at their folders have found, by path.
         spared: whether a version's folder is its trainer's to delete.
     """
@@ -195,7 +194,6 @@ def weight_of(version: VersionRecord, found: Found | None, *, is_spared: bool) -
     """What one version takes.
 
     Args:
-        version: the version.
         found: what a look at its folder has found, None without a look.
         is_spared: whether its folder is its trainer's to delete.
     """

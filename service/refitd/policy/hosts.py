@@ -52,7 +52,6 @@ def refusal_of(reply: HostReply, known: HostLead, upstream: str) -> str | None:
     """Why a reply of a hub is not obeyed, in a sentence; None where it is.
 
     Args:
-        reply: of the hub.
         known: the lead that was obeyed last.
         upstream: what sentences call the hub.
     """
@@ -73,7 +72,6 @@ def why_not_served(wanted: str, stands: Collection[str | None], *, knows: str | 
     from nothing that its upstream does not know.
 
     Args:
-        wanted: the version's id.
         stands: the ids of what engines here serve, or were to serve.
         knows: the id of the newest version that the upstream knows, "" for none; None where it may go back, as a store.
     """
@@ -94,8 +92,6 @@ def not_known(run: str, told: Following, known: str | None, leader: tuple[str, i
     """What a host has that its hub does not know, as in `RunRecord.left`; None where there is nothing.
 
     Args:
-        run: of which versions are meant.
-        told: what the host says of itself.
         known: the id of the newest version of what the host has that the hub knows.
         leader: the hub's name, and its epoch.
     """
@@ -114,7 +110,6 @@ def unknown_at_hub(told: Following, known: str | None, digest_of: Callable[[str]
     which the hub has another. None where there is none.
 
     Args:
-        told: what the host says of itself.
         known: the id of the newest version of its run that the hub knows, or that a rollback has left there.
         digest_of: a version at the hub, by its id; "" while it has no verdict, None where it is not known.
     """
@@ -130,7 +125,6 @@ def why_unknown(unknown: str, *, is_other: bool, target: str | None) -> str:
     the host.
 
     Args:
-        unknown: the version's id.
         is_other: whether the hub has another of that name.
         target: the id of what the hub wants to be served; None where it has nothing.
     """
@@ -149,7 +143,6 @@ def not_known_there(run: str, stands: Iterable[str | None], knows: str | None) -
     """The id of the newest version that engines here serve, or were to serve, where the upstream does not know it.
 
     Args:
-        run: the run.
         stands: the ids of what engines here serve, or were to serve.
         knows: the id of the newest version that the upstream knows, "" for none.
     """
@@ -174,8 +167,6 @@ def newest_on_hosts(run: str, reports: Iterable[HostReport], knows: Callable[[st
     A host that lies costs a trainer a new generation, and no more: generations that nobody comes to count for nothing.
 
     Args:
-        run: of which versions are meant.
-        reports: of the hosts.
         knows: whether the hub knows a version, or has deleted it.
     """
     found = (id_ for each in reports for id_ in (*named_by(each.told), *each.holds) if not knows(id_))
@@ -189,7 +180,6 @@ def why_hosts_stay(announced: str, on_hosts: str | None) -> str | None:
     sentence without a subject; None where they have not. The SDK asks before it names a version, and scripts do not.
 
     Args:
-        announced: the version's id.
         on_hosts: the id of the newest version of its run that hosts have and the hub does not know; None for none.
     """
     new, had = parse_version_id(announced), parse_version_id(on_hosts or "")
@@ -225,7 +215,6 @@ def order_state(
         desired: the id of the version that the upstream wants.
         ordered: of the last such version that was good here.
         here: what this host knows of `desired`.
-        engines: those of the run.
         quorum: engines that must serve a version before it counts as served.
         refused: why it cannot be pulled, None where it can.
         paused: why engines go to nothing newer, a sentence (`why_it_waits`); None while updates of the run go on.
@@ -252,9 +241,6 @@ def order_state(
 def why_it_waits(update: UpdateRecord | None) -> str | None:
     """What a host whose run is paused there tells its hub, where the reader is: who and where it is resumed. None where
     it is not paused.
-
-    Args:
-        update: the run's newest update on the host.
     """
     if update is None or update.paused_since is None:
         return None
@@ -295,7 +281,6 @@ def proof_of_host(
 
     Args:
         serves: the id of the version that it serves; None where that is not proved.
-        engines: those of the run.
         fingerprint: the one that a version has on a configuration.
     """
     there = [engine for engine in engines if serves is None or engine.serving == serves]
@@ -314,7 +299,6 @@ def what_it_does(host: HostEngines | None, ordered: str | None, size: Callable[[
     said.
 
     Args:
-        host: what it has said.
         ordered: the id of the version that it was ordered to serve, while the order is open.
         size: the bytes of a version, None where they are not known.
     """
@@ -342,8 +326,6 @@ def engines_of_host(follower: str, engines: Collection[EngineRecord], waits: str
     """A host's engines in short, those that need a look first.
 
     Args:
-        follower: the name of the service there.
-        engines: all of its engines.
         waits: why they are brought to nothing newer, None where they are.
     """
     first = sorted(engines, key=lambda each: (each.state.is_loading or each.state is EngineState.IN_SYNC, each.id))
@@ -377,12 +359,7 @@ def is_other(here: VersionRecord | None, digest: str | None) -> bool:
 
 
 def others_of(offered: Sequence[Pullable], here: Mapping[str, VersionRecord]) -> frozenset[str]:
-    """The ids of the versions of an upstream of which this host has others.
-
-    Args:
-        offered: the upstream's good versions.
-        here: what this host knows of versions, by id.
-    """
+    """The ids of the versions of an upstream of which this host has others."""
     return frozenset(each.id for each in offered if is_other(here.get(each.id), each.digest))
 
 
@@ -400,7 +377,6 @@ def why_it_stays(
     """Why versions may not be retired, in a sentence; None where nothing here serves them, loads them or needs them.
 
     Args:
-        going: the versions.
         engines: those of this host, and those that are named no more and may still read something.
         needed: the ids of what engines here are loaded with, are to serve, or go back to.
     """

@@ -197,7 +197,6 @@ def keep(
     """Decide about all versions of a root at once, in the order given.
 
     Args:
-        versions: all of them.
         leases: who needs them, by their ids.
         rules: what stays besides.
         listing: what lies in the root.
@@ -206,8 +205,6 @@ def keep(
         weights: what versions take on disk, by their ids; one that it does not name counts as nothing. None: what
             their records say.
         beside: the bytes that other things in the root take of the disk budget, by what they are.
-        closed: the runs that have ended.
-        followed: the runs that engines follow.
     """
     if (doubt := _doubt(listing, versions)) is not None:
         return [KeepVerdict(version, keep=True, reasons=(doubt,)) for version in versions]
@@ -331,7 +328,6 @@ def _unready(version: VersionRecord, closed: Collection[str]) -> str | None:
 
 
 def _evidence(versions: Sequence[VersionRecord], rules: KeepRules, ages: Mapping[str, float]) -> Iterator[_Wish]:
-    """Rule 5."""
     left = {v.id: rules.rejected_for - ages.get(v.id, 0.0) for v in versions if v.state.is_bad}
     unless = "" if rules.disk_budget is None else " unless the disk budget wants it"
     for _, group in _by_run(version for version in versions if left.get(version.id, 0.0) > 0):
@@ -380,11 +376,8 @@ def _fit(
     """Rules 6 and 7: what is kept, and which wishes were given up for the budget.
 
     Args:
-        needs: what each version needs.
         firm: what stays whatever the budget is.
         wishes: what the rules want besides, the first to go first.
-        budget: what all may take.
-        weights: what each version takes.
         undecided: the bytes of versions without a verdict.
     """
     lesser = sum(wish.rank < _Rank.ROLLBACK for wish in wishes)

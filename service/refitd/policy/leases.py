@@ -170,7 +170,6 @@ class Views:
 
     @property
     def closed(self) -> set[str]:
-        """The runs that have ended."""
         return {run.run for run in self.runs if run.is_closed}
 
 
@@ -243,11 +242,7 @@ def why_not_deleted(
     """Why a run may not be deleted, and what to do, in a sentence without a full stop. None if it may.
 
     Args:
-        run: the run.
-        versions: its versions.
-        views: what leases are derived from.
         spared: the paths of its versions whose folders are their trainer's to delete.
-        is_published: whether a publisher holds it.
     """
     if is_published:
         return f"a publisher holds run {run}: end its trainer, or close the publisher"

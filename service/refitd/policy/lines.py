@@ -10,7 +10,7 @@ from enum import StrEnum
 from refitd.policy.holdings import Holdings, Weight
 from refitd.policy.keep import KeepVerdict
 from refitd.policy.leases import Lease, LeaseKind
-from refitd.root.outcome import Incoming, Refused
+from refitd.root.scan import Incoming, Refused
 from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import INCOMING_PREFIX, SERVICE_FOLDER, SLOTS, TRASH
 from refitd_client.contract.states import VersionState
@@ -24,7 +24,6 @@ _LEFT = (
 
 
 def version_line(verdict: KeepVerdict, weight: Weight) -> Reclaimable:
-    """The line of a version."""
     return Reclaimable(
         path=verdict.record.path,
         keep=verdict.keep,
@@ -94,9 +93,7 @@ def too_small(plan: ReclaimPlan, largest: int, free: int) -> str | None:
     """A sentence that two versions do not fit, with what to do; None where they do, or no version was good yet.
 
     Args:
-        plan: what a sweep has left.
         largest: the bytes of the largest good version.
-        free: the bytes that are free on the root's file system.
     """
     room, what = free + plan.kept_bytes + plan.foreign_bytes, "the root has"
     if plan.disk_budget is not None and plan.disk_budget < room:

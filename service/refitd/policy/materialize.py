@@ -4,6 +4,12 @@
     v2 on v1           copy of v2 := v1 + v2                engines go there
     v3 on v2           copy of v3 := copy of v2 + v3        engines go there, and that of v2 is deleted
 
+A copy is the whole model of a delta, in a folder of the service's own that engines load like any checkpoint. It gets
+its name by a rename, when all its bytes are on stable storage and their fingerprints were found right.
+
+    <root>/.refitd/copies/<exp~trial>/v000007-<unique>/     shards, index, config, and the note: what was proved of them
+    <root>/.refitd/copies/<exp~trial>/.v000007-<unique>/    one that is being made, or that a kill has left: worthless
+
 A copy is made once, from the copy or the full version that the fewest deltas lead from. It is never written again, so
 its readers count as those of a version's own files do, by leases (`refitd.policy.leases`).
 
@@ -16,13 +22,98 @@ Which copies stay:
    worthless stays only for engines that may be reading it.
 """
 
+import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import msgspec
 
 from refitd.policy.chain import NoBase, chain_of, way_from
 from refitd.policy.leases import DEAD_AFTER, LeaseKind, Views, leases
-from refitd.state.copy import Copy
 from refitd.state.version import VersionRecord
+from refitd_client.contract.decoding import from_json
+from refitd_client.contract.manifest import MAX_MANIFEST_BYTES
+from refitd_client.contract.naming import SERVICE_FOLDER, Order, parse_version_folder, version_folder, version_id
+
+COPY_STAGE = "copy"  # what its making is called among the stages of an update
+COPIES = "copies"
+COPIES_PATH = f"{SERVICE_FOLDER}/{COPIES}"
+NOTE = ".refitd-copy.json"  # loaders leave such names out, and it is no part of a folder's signature
+MAX_NOTE_BYTES = 2 * MAX_MANIFEST_BYTES
+FORMAT = 2
+_NAME = re.compile(r"(\.?)(v[^-]+)-[0-9a-f]{32}")
+_OF_OLD = re.compile(r"\.?[0-9a-f]{32}(\.json)?")  # an earlier refitd wrote deltas into two copies in turns
+
+
+class Note(msgspec.Struct, frozen=True, kw_only=True):
+    """What a note says: the version's digest, and what the folder looks like from outside.
+
+    `digests` are the shards', as manifests have them. What is made from the copy later is held against them.
+    """
+
+    format: int = FORMAT
+    digest: str
+    signature: str
+    digests: dict[str, str] = {}  # msgspec makes each note a dict of its own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """A copy as it lies there. `path` is relative to the root.
+
+    `order` is its version's, None where its name is that of none. `digest` (the version's) and `signature` are None
+    where it is worthless. `fault` says why it is none of this service's.
+    """
+
+    run: str
+    name: str
+    path: str
+    bytes: int = 0
+    order: Order | None = None
+    digest: str | None = None
+    signature: str | None = None
+    fault: str | None = None
+
+    @property
+    def version(self) -> str | None:
+        """The id of the version that it was made of."""
+        return None if self.order is None else version_id(self.run, self.order)
+
+    @property
+    def holds(self) -> str | None:
+        """The id of the version whose contents it has; None where it is worthless."""
+        return None if self.digest is None else self.version
+
+
+def doubted(copy: Copy) -> Copy:
+    """The same folder, whose contents nobody believes. Engines may still be reading it."""
+    return replace(copy, digest=None, signature=None)
+
+
+def copy_name(order: Order, unique: str) -> str:
+    """The name of a copy; `unique` is 32 hex digits."""
+    return f"{version_folder(order)}-{unique}"
+
+
+def order_in(name: str) -> Order | None:
+    """The order of the version that a whole copy of this name is made of."""
+    match = _NAME.fullmatch(name)
+    return None if match is None or match[1] else parse_version_folder(match[2])
+
+
+def is_copy_name(name: str) -> bool:
+    """Whether this service gives such names, or an earlier one did."""
+    return _OF_OLD.fullmatch(name) is not None or _NAME.fullmatch(name) is not None
+
+
+def parse_note(data: bytes) -> Note | None:
+    """What a note says, None where it is none: then the copy is worthless."""
+    try:
+        note = from_json(data, Note)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    return note if note.format == FORMAT else None
+
 
 _READS = frozenset({LeaseKind.SERVING, LeaseKind.LOADING, LeaseKind.UNPROVEN})
 _GOES_THERE = frozenset({LeaseKind.TARGET, LeaseKind.NEXT, LeaseKind.LAST_GOOD, LeaseKind.ROLLBACK})
@@ -49,7 +140,6 @@ class MakeCopy:
 
     @property
     def needs(self) -> frozenset[str]:
-        """The versions that are read for it."""
         own = (self.source.id,) if isinstance(self.source, VersionRecord) else ()
         return frozenset((*own, *(delta.id for delta in self.deltas)))
 
@@ -72,13 +162,7 @@ Decision = CopyReady | MakeCopy | WaitForCopy | NoCopyPossible
 
 
 def decide(target: VersionRecord, versions: Mapping[str, VersionRecord], copies: Sequence[Copy]) -> Decision:
-    """Decide about a SEALED delta.
-
-    Args:
-        target: the delta.
-        versions: those that are known, by id.
-        copies: those of its run.
-    """
+    """Decide about a SEALED delta."""
     ready = next((copy for copy in copies if copy.holds == target.id), None)
     if ready is not None:
         return CopyReady(ready)
@@ -115,7 +199,6 @@ def spare(
     """Decide about all copies.
 
     Args:
-        copies: all of them.
         views: what engines do, and where they are to go.
         paths: those that engines may name, by their ids.
         busy: the runs of which a copy is being made.

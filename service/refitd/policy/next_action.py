@@ -94,7 +94,6 @@ class Goals:
 
 
 def next_action(engine: EngineRecord, goals: Goals, agenda: Agenda, now: float) -> Action:
-    """Decide."""
     match engine.state:
         case EngineState.PROBING | EngineState.UNREACHABLE | EngineState.QUARANTINED:
             return _probe_or_rest(agenda.probe_at, agenda, now)

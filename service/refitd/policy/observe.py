@@ -25,11 +25,7 @@ from refitd_client.contract.states import EngineState
 
 
 def agreed(given: Iterable[str]) -> str | None:
-    """The fingerprint that at least two engines give, and more than give any other; None where there is none.
-
-    Args:
-        given: the fingerprint of each engine.
-    """
+    """The fingerprint that at least two engines give, and more than give any other; None where there is none."""
     counts: dict[str, int] = {}
     for each in given:
         counts[each] = counts.get(each, 0) + 1
@@ -42,9 +38,7 @@ def believed(recorded: str | None, given: Mapping[str, str], name: str) -> str |
     """What a load is held against before the engine is resumed; None where one other engine alone has given it.
 
     Args:
-        recorded: the fingerprint that is on record.
         given: by their ids, what engines of the configuration have given.
-        name: the id of the engine that loads.
     """
     if recorded is None or recorded.startswith(BY_PLUGIN) or not given or given == {name: recorded}:
         return recorded
@@ -63,7 +57,6 @@ def doubted(engine: EngineRecord, given: Mapping[str, str]) -> EngineRecord:
     """The record of an engine with whom it contradicts; unchanged but for an earlier contradiction where nobody.
 
     Args:
-        engine: the engine, one of those in `given`.
         given: by their ids, what engines of its configuration have given for the version that it serves.
     """
     doubt, found = contradicts(engine.id, given), given[engine.id]
@@ -76,8 +69,6 @@ def judged(engine: EngineRecord, version: str, given: Mapping[str, str], *, was:
     """The record of an engine after another one of its configuration has said what it holds.
 
     Args:
-        engine: the engine, one of those in `given`.
-        version: the id of the version that is spoken of.
         given: by their ids, what engines have given for the version.
         was: the fingerprint that was believed before; None where none was.
     """
@@ -121,11 +112,7 @@ def after_probe(
     """The record after a probe.
 
     Args:
-        engine: the record before it.
-        seen: what it saw.
         expected: what belongs to `engine.serving`.
-        target: the id of the version that the engine should serve.
-        now: of the monotonic clock, in seconds.
         interval: seconds from one probe to the next.
         twin: which other entry names the same server and is the one that loads it; None where there is none.
         told: what a host proves that it serves; None where that is not known here.
@@ -225,10 +212,8 @@ def compared(engine: EngineRecord, recorded: str | None, found: str | None, targ
     """The record of an engine that was away, after its contents were compared.
 
     Args:
-        engine: the record before.
         recorded: the fingerprint that a clean load of what it serves gave; None where none is recorded.
         found: the fingerprint that it has; None where it cannot be told.
-        target: the id of the version that the engine should serve.
     """
     if engine.pulls and recorded is not None and found is not None and not comparable(found, recorded):
         return engine.having(proof=uncompared(found))
@@ -253,8 +238,6 @@ def proved(
     they differ, this one is loaded once more; where they differ again, they contradict each other.
 
     Args:
-        engine: the record after the load.
-        found: the fingerprint that the load gave.
         recorded: the one that is on record; None where there is none.
         given: by their ids, what engines gave for the version, this one among them; where it is not known, it is what
             is recorded.
@@ -326,7 +309,6 @@ def standing(engine: EngineRecord, target: str | None) -> EngineRecord:
 
 
 def after_refit(engine: EngineRecord, version: str, refit: Refit, now: float) -> EngineRecord:
-    """The record after a refit to `version`."""
     failed = engine.having(failures=engine.trouble.failures + 1, reason=refit.reason)
     match refit.outcome:
         case Outcome.ACK:

@@ -64,9 +64,7 @@ def plan_pulls(
     """Decide what to pull of a run.
 
     Args:
-        offered: the upstream's good versions of the run.
         desired: the id of the version that this host is to serve; None where that was not said yet.
-        here: the states of the versions that this host knows.
         refused: ids of versions that could not be put here or be had; they are not tried now.
     """
     by_id = {version.id: version for version in offered}
@@ -119,7 +117,6 @@ def all_as_told(
     """The records of versions of which the upstream says something else than before.
 
     Args:
-        known: what this host knows of versions, by id.
         offered: those that the upstream has.
         barred: the ids of others that it has barred.
     """
@@ -145,9 +142,6 @@ def pull_fault(
     """Why a version cannot be had, in a sentence; None where it can, or where a pull was only cut short.
 
     Args:
-        goal: its id.
-        offered: the upstream's good versions of the run.
-        here: the states of the versions that this host knows.
         failures: by the ids of versions, why they could not be put here or be had.
     """
     chain, why = _chain(goal, {version.id: version for version in offered}, here)

@@ -35,14 +35,10 @@ class Known(Protocol):
         ...
 
     @property
-    def faults(self) -> InputFaults:
-        """What cannot be read."""
-        ...
+    def faults(self) -> InputFaults: ...
 
     @property
-    def engines(self) -> Mapping[str, EngineRecord]:
-        """By their ids."""
-        ...
+    def engines(self) -> Mapping[str, EngineRecord]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +71,6 @@ def unfinished(
     """What the rebuild still waits for, None when it waits for nothing.
 
     Args:
-        engines: all engines that are named.
         root_fault: why the root cannot be listed.
         fleet_fault: why it is not known which engines there are.
         dead_after: seconds after which an engine that cannot be reached counts as dead.
@@ -117,7 +112,6 @@ def unknown(known: Known, kind: Slug, detail: str) -> ProblemError:
     """The problem to raise for a version or a run that the service does not know.
 
     Args:
-        known: what the service knows.
         kind: the problem where there is none.
         detail: what to say then.
     """

@@ -40,9 +40,7 @@ from refitd_client.contract.states import EngineState
 class EngineWriter(Protocol):
     """Where it is written down: the store."""
 
-    def put_engine(self, record: EngineRecord, text: str | None = None) -> None:
-        """Take an engine as it is now."""
-        ...
+    def put_engine(self, record: EngineRecord, text: str | None = None) -> None: ...
 
 
 def follows(engine: EngineRecord, run: str | None, *, named: bool) -> EngineRecord:
@@ -65,8 +63,6 @@ def move(books: EngineWriter, engine: EngineRecord, run: str) -> None:
 
     Args:
         books: writes the engine: the store.
-        engine: the engine.
-        run: the run to follow.
     """
     after = moved(engine, run)
     if after != engine:
@@ -79,7 +75,6 @@ def how_to_bring(engines: Sequence[EngineRecord], run: str, closed: Collection[s
 
     Args:
         engines: the engines that could come. Those that no open run would lose are named first.
-        run: the run.
         closed: the runs that are closed: engines of any other run are moved with --yes only.
     """
     if not engines:
@@ -129,9 +124,7 @@ def why_not_followed(engines: Sequence[EngineRecord], run: str, *, closed: Colle
     """Why a run's notice is refused, and the one thing to do.
 
     Args:
-        engines: all engines.
         run: the run, which none of them follows.
-        closed: the runs that are closed.
         mine: the notice has asked for the engines that are free, and there are none.
     """
     if not engines:

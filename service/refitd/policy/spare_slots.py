@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from refitd.policy.keep import KeepRules
 from refitd.policy.leases import Views, leases
-from refitd.root.outcome import Slot
+from refitd.root.scan import Slot
 from refitd.state.version import VersionRecord
 from refitd.text import spoken
 from refitd_client.contract.states import Kind, VersionState
@@ -50,12 +50,10 @@ def spare(
     """Decide about all slots of a root at once.
 
     Args:
-        slots: all that there are.
         newest: the layout of each run's newest version.
         rules: how many stay, and for how long.
         used: the bytes of the disk budget that all else takes.
         ages: the seconds for which a slot, by its path, is known to wait.
-        closed: the runs that have ended.
     """
     waiting = sorted(slots, key=lambda slot: ages.get(slot.path, 0.0))
     verdicts: list[SlotVerdict] = []

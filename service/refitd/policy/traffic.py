@@ -113,14 +113,7 @@ class Demand:
 def shut(
     engine: EngineRecord, serving: VersionRecord | None, target: VersionRecord | None, demand: Demand
 ) -> str | None:
-    """Decide why no requests may go to an engine, as a sentence without its subject; None where they may.
-
-    Args:
-        engine: the engine.
-        serving: the record of what it serves, where there is one.
-        target: the target of its run.
-        demand: what it has to serve.
-    """
+    """Decide why no requests may go to an engine, as a sentence without its subject; None where they may."""
     return _out_of_service(engine) or _other(engine, serving, target, demand) or _PASSING.get(engine.state)
 
 

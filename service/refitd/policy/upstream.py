@@ -35,9 +35,7 @@ def waits_for(
     """Say what keeps a host from anything newer, or what it pulls; None where that is nothing of the upstream's.
 
     Args:
-        word: what is known of the upstream.
         target: what the engines of this host should serve now.
-        newest: the newest version that is here.
         is_paused: whether updates of the run are paused on this host itself.
     """
     if word is None or word.silent_since is not None:  # what it said last may be over
@@ -61,12 +59,7 @@ def hosts_before(ahead: int) -> str:
 
 
 def last_report(word: UpstreamWord | None, now: float) -> list[str]:
-    """Say how old the last report is that a hub has taken of this host; nothing where it follows an object store.
-
-    Args:
-        word: what is known of the upstream.
-        now: of the monotonic clock, in seconds.
-    """
+    """Say how old the last report is that a hub has taken of this host; nothing where it follows an object store."""
     if word is None or is_bucket_url(word.name):
         return []
     if word.reported is None:

@@ -34,9 +34,6 @@ class StoreFacts:
         """Read nothing yet.
 
         Args:
-            store: what the service knows.
-            targets: what engines are to serve.
-            files: the root.
             judging: the ids of the versions that the catalog looks at now. The set may change; each call reads it.
             pulling: which version (its id) each follower pulls, by the follower's name.
             upstream: the ids of versions that must stay since the upstream wants them.
@@ -51,7 +48,6 @@ class StoreFacts:
         self._judging = judging
 
     def versions(self) -> Sequence[VersionRecord]:
-        """All versions that are not DELETED."""
         return list(self._store.versions.values())
 
     def gone(self) -> Collection[str]:

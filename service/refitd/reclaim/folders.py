@@ -27,7 +27,7 @@ from refitd.root.handle import (
     parts_below,
     root_at,
 )
-from refitd.root.outcome import Discarded, Emptied, Gone, Refused, Slot, sentence
+from refitd.root.scan import Discarded, Emptied, Gone, Refused, Slot, sentence
 from refitd_client.checkpoint.header import HeaderRefusedError, TornFileError, read_header
 from refitd_client.contract.manifest import MAX_MANIFEST_BYTES, Manifest, ManifestRefusedError, parse_manifest
 from refitd_client.contract.naming import MANIFEST_NAME
@@ -182,7 +182,6 @@ class DiskFolders:
         return await self._deleting("handing a slot back", lambda root: slots.hand_back(root, discarded, run))
 
     async def slots(self) -> list[Slot]:
-        """All that lies among the slots."""
         return await self._threads.run("listing the slots", self._in_root(slots.survey), within=LOOK_TIMEOUT_SECONDS)
 
     async def withdraw(self, slot: Slot) -> Discarded | Gone | Refused:

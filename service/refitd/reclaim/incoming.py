@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from refitd.reclaim.trash import discard, room_of
 from refitd.root.handle import below, identity_of, made, opened, parts_below
-from refitd.root.outcome import Discarded, Gone, Incoming, Refused
+from refitd.root.scan import Discarded, Gone, Incoming, Refused
 from refitd.text import spoken
 from refitd_client.contract.naming import INCOMING_PREFIX, PULLS, SERVICE_FOLDER, STAGING_LOCK, run_slots
 from refitd_client.files.plain_file import LockState, open_plain, try_lock
@@ -45,8 +45,6 @@ def survey(root: int, runs: Sequence[str], older_than: float) -> list[Incoming]:
     """All incoming folders of the runs and whether each is abandoned. Writes nothing but its own folder's time.
 
     Args:
-        root: a handle on the root.
-        runs: the names of the runs.
         older_than: seconds after which a folder whose lock is free is abandoned.
 
     Raises:
@@ -58,10 +56,6 @@ def survey(root: int, runs: Sequence[str], older_than: float) -> list[Incoming]:
 
 def is_published(root: int, run: str) -> bool:
     """Whether a publisher that is alive holds a run.
-
-    Args:
-        root: a handle on the root.
-        run: the run.
 
     Raises:
         OSError: that cannot be seen.
@@ -77,8 +71,6 @@ def discard_abandoned(root: int, path: str, older_than: float) -> Discarded | Go
     """Look once more, and move the folder into the trash while holding its lock, so that no publisher takes it up.
 
     Args:
-        root: a handle on the root.
-        path: the folder's path beneath it.
         older_than: seconds after which a folder whose lock is free is abandoned.
 
     Raises:

@@ -26,7 +26,7 @@ from uuid import uuid4
 
 from refitd.reclaim.trash import condemn, sync
 from refitd.root.handle import below, let_through, made, opened, parts_below
-from refitd.root.outcome import Discarded, Gone, Refused, Slot, sentence
+from refitd.root.scan import Discarded, Gone, Refused, Slot, sentence
 from refitd_client.checkpoint.header import MAX_HEADER_BYTES
 from refitd_client.contract.naming import (
     MANIFEST_NAME,
@@ -55,9 +55,7 @@ def hand_back(root: int, discarded: Discarded, run: str) -> Slot | Refused:
     """Make a slot of a version that was just discarded. Blocks for a few disk syncs.
 
     Args:
-        root: a handle on the root.
         discarded: where the version lies in the trash.
-        run: the version's run.
     """
     *box_parts, name = discarded.where.split("/")
     try:

@@ -50,8 +50,7 @@ from refitd.policy.readiness import Withheld
 from refitd.policy.spare_slots import ReclaimRules, SlotRules, SlotVerdict, newest_full, spare, why_not
 from refitd.reclaim.facts import StoreFacts, StoreWriter
 from refitd.reclaim.folders import DiskFolders
-from refitd.root.outcome import Discarded, Gone, Incoming, Refused
-from refitd.root.scan import Listing, ListingFailed
+from refitd.root.scan import Discarded, Gone, Incoming, Listing, ListingFailed, Refused
 from refitd.state.journal.journal import JournalError
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
@@ -475,7 +474,6 @@ class Recycler:
 
 
 def slot_line(verdict: SlotVerdict) -> Reclaimable:
-    """A slot in the plan."""
     slot = verdict.slot
     foreign = 0 if slot.ours else slot.bytes
     return Reclaimable(

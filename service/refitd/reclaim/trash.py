@@ -40,7 +40,7 @@ import xxhash
 
 from refitd.policy.holdings import FolderEntry
 from refitd.root.handle import Identity, below, identity_of, made, opened, parts_below
-from refitd.root.outcome import Discarded, Emptied, Gone, Refused, sentence
+from refitd.root.scan import Discarded, Emptied, Gone, Refused, sentence
 from refitd_client.contract.naming import SERVICE_FOLDER, TRASH
 from refitd_client.errors import NO_SPACE
 from refitd_client.files.durable import STAT_BLOCK
@@ -93,7 +93,6 @@ def room_within(parent: int, name: str, left: list[int], depth: int = _MAX_DEPTH
 
     Args:
         parent: a handle on the folder around it.
-        name: its name there.
         left: how many more names are counted; shared by the calls of one look.
         depth: how many folders deep it goes.
     """
@@ -137,8 +136,6 @@ def discard(root: int, path: str, expected: Identity, seal: str | None = None) -
     """Move the folder at `path` into the trash if it is the one that was examined. Blocks for a few disk syncs.
 
     Args:
-        root: a handle on the root.
-        path: the folder's path beneath it.
         expected: which folder was examined.
         seal: what lay at its top then (`reclaim/trash.py`); None where that does not matter.
     """
@@ -161,8 +158,6 @@ def discard_files(root: int, path: str, expected: Identity, files: Mapping[str, 
     """Move files out of the folder at `path` into the trash, if they are those that were examined. Nothing else moves.
 
     Args:
-        root: a handle on the root.
-        path: the folder's path beneath it.
         expected: which folder was examined.
         files: the names of the files and their stamps (`reclaim/trash.py`), in the order in which they go.
     """
@@ -223,11 +218,6 @@ def empty_one(root: int, name: str) -> None:
 
 def condemn(root: int, parent: int, name: str) -> str:
     """Move an entry of one of the service's own folders into the trash, of whatever kind; return its name there.
-
-    Args:
-        root: a handle on the root.
-        parent: a handle on the folder.
-        name: the entry's name in it.
 
     Raises:
         FileNotFoundError: it is gone.

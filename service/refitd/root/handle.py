@@ -33,7 +33,6 @@ class Identity:
 
 
 def identity_of(status: os.stat_result) -> Identity:
-    """The identity in what `stat` said."""
     return Identity(status.st_dev, status.st_ino)
 
 
@@ -78,7 +77,6 @@ def made(name: str, parent: int, mode: int) -> Generator[int, None, None]:
     """A handle on a folder, which is made when it is missing; raises as `opened` does.
 
     Args:
-        name: the folder's name.
         parent: a handle on the folder around it.
         mode: the permissions of one that is made.
     """

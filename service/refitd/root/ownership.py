@@ -12,6 +12,8 @@ missing or another name shows that, also at a start. Meanwhile the service belie
 lost, none is deleted, none taken in. It goes on by itself when the file system is there.
 
 A root in memory (tmpfs) is empty after a reboot though its file system is mounted: then the versions are gone.
+
+Which type of file system holds a folder, and whether it tells of what other hosts write.
 """
 
 import fcntl
@@ -23,10 +25,67 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-from refitd.root.file_systems import Mount, file_system_of, mount_of, wants_polling
 from refitd_client.contract.naming import ROOT_NAME, SERVICE_FOLDER, TRASH
 from refitd_client.files.durable import replace_file, with_advice
 from refitd_client.files.plain_file import open_plain, read_plain
+
+# Types that give no events of what other hosts write, or of nothing at all.
+NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "lustre", "overlay", "fuse", "cifs", "smb3", "9p", "beegfs", "ceph"})
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """Where a file system is mounted, and its type; empty where it is not known."""
+
+    point: str = ""
+    kind: str = ""
+
+
+def mounts_now() -> str:
+    """What is mounted, as /proc/self/mounts says it; nothing where there is no such file."""
+    with suppress(OSError):
+        return Path("/proc/self/mounts").read_text()
+    return ""
+
+
+def mount_of(path: Path, mounts: str) -> Mount:
+    """The file system that holds `path`, from the text of /proc/self/mounts."""
+    best = Mount()
+    for line in mounts.splitlines():
+        fields = line.split()
+        if len(fields) < 3:
+            continue
+        point = fields[1].replace("\\040", " ")
+        inside = point == "/" or str(path) == point or str(path).startswith(point + "/")
+        if inside and len(point) >= len(best.point):
+            best = Mount(point, fields[2])
+    return best
+
+
+def file_system_of(path: Path, mounts: str) -> str:
+    """The type of the file system that holds `path`, from the text of /proc/self/mounts; "" where it is not there."""
+    return mount_of(path, mounts).kind
+
+
+def root_file_system(root: Path) -> str:
+    """The type of the file system that holds the root now, "" where it is not known."""
+    return file_system_of(root.resolve(), mounts_now())
+
+
+def wants_polling(kind: str) -> bool:
+    """Whether events of other hosts' writes are missing on this type of file system."""
+    return kind.partition(".")[0] in NETWORK_FILE_SYSTEMS
+
+
+def why_no_slots(count: int, root: Path) -> str | None:
+    """Why nothing is recycled; None where it is: on file systems of this machine, where a rename arbitrates for all."""
+    kind = root_file_system(root)
+    if not count:
+        return "slots are off (--slots 0)"
+    if kind != "overlay" and wants_polling(kind):
+        return f"the root is on {kind}: slots are for tmpfs and local file systems"
+    return None
+
 
 _MARK_BYTES = 64  # bytes
 
@@ -58,7 +117,6 @@ def mark_root(root: Path, known: RootMark | None, *, has_versions: bool, mounts:
     """The mark of the journal's root; a root that has none is given one. None where it cannot be written. Blocks.
 
     Args:
-        root: the root.
         known: the root that the journal is about.
         has_versions: whether the journal knows versions.
         mounts: the text of /proc/self/mounts.
@@ -203,7 +261,6 @@ class Hold:
         return None
 
     def release(self) -> None:
-        """Give it back."""
         os.close(self._handle)
 
 

@@ -69,21 +69,15 @@ class DecisionSource(Protocol):
         ...
 
     @property
-    def updates(self) -> Mapping[str, UpdateRecord]:
-        """The newest of each run."""
-        ...
+    def updates(self) -> Mapping[str, UpdateRecord]: ...
 
     def run_records(self) -> list[RunRecord]:
         """What is known of runs beside their versions."""
         ...
 
-    async def durable(self) -> None:
-        """Wait for the journal."""
-        ...
+    async def durable(self) -> None: ...
 
-    def say(self, kind: str, subject: str, text: str, *, is_fault: bool = False) -> None:
-        """Add to the log."""
-        ...
+    def say(self, kind: str, subject: str, text: str, *, is_fault: bool = False) -> None: ...
 
 
 def is_decided(version: VersionRecord | None) -> bool:
@@ -92,7 +86,6 @@ def is_decided(version: VersionRecord | None) -> bool:
 
 
 def decisions_of(known: DecisionSource) -> Decisions:
-    """What is to be written now."""
     return Decisions(
         event=known.last_event,
         versions=tuple(version for version in known.versions.values() if is_decided(version)),
@@ -133,7 +126,6 @@ def write_decisions(root: Path, decisions: Decisions) -> None:
 
 
 def decisions_path(root: Path) -> Path:
-    """Where it lies."""
     return root / SERVICE_FOLDER / DECISIONS_NAME
 
 
@@ -149,7 +141,6 @@ class DecisionFile(Observer):
         """Observe the store with it before anything is decided.
 
         Args:
-            known: the store.
             root: where the file lies.
             in_thread: runs a call on the root's file system in a thread.
         """

@@ -46,7 +46,6 @@ class Followers:
     """The reports that are still good, and how far those of earlier hosts had come."""
 
     def __init__(self, clock: Clock) -> None:
-        """None yet."""
         self._clock = clock
         self._known: dict[str, KnownFollower] = {}
         self._looked = -LOOK_SECONDS
@@ -103,7 +102,6 @@ class FilesSent:
     """Counts the files that are being sent, by version."""
 
     def __init__(self) -> None:
-        """None yet."""
         self._sending: Counter[str] = Counter()
 
     @contextmanager

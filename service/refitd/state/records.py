@@ -172,7 +172,6 @@ class EngineRecord(Parted):
 
     @property
     def reason(self) -> str | None:
-        """Why it is in its state."""
         return self.trouble.reason
 
     @property
@@ -187,7 +186,6 @@ class EngineRecord(Parted):
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Of all its servers."""
         return (self.url, *self.naming.pair)
 
     @property

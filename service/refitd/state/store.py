@@ -18,10 +18,9 @@ from refitd.clock import Clock
 from refitd.root.ownership import RootMark
 from refitd.state import records
 from refitd.state.faults import InputFaults
-from refitd.state.journal import reads, writes
+from refitd.state.journal import rows
 from refitd.state.journal.journal import Journal
-from refitd.state.log_entry import named, run_of, severity_of
-from refitd.state.observer import Notifier, Observer
+from refitd.state.observer import Notifier, Observer, named, run_of, severity_of
 from refitd.state.records import (
     NEW,
     AttemptRecord,
@@ -86,31 +85,31 @@ class Store:
         self.runs = Runs()
         self.loading: dict[str, AttemptRecord] = {}
         self.faults = InputFaults()
-        self.origin = journal.read(reads.read_origin) or NEW
+        self.origin = journal.read(rows.read_origin) or NEW
         self._first_seen: dict[str, float] = {}
         self._fingerprints: dict[tuple[str, str], str] = {}
-        self.last_event = journal.newest_event = journal.read(reads.read_last_event)
+        self.last_event = journal.newest_event = journal.read(rows.read_last_event)
         self._update_number = 0
-        for version in self.journal.read(reads.read_versions):
+        for version in self.journal.read(rows.read_versions):
             if version.state is VersionState.DELETED:
                 self.gone.add(version.id)
                 self.index.drop(version)
             else:
                 self.index.keep(version)
-        for name, row in self.journal.read(reads.read_places):
+        for name, row in self.journal.read(rows.read_places):
             self.list_order.remember(name, row)
-        for run in self.journal.read(reads.read_runs):
+        for run in self.journal.read(rows.read_runs):
             self.runs.remember(run)
         self._read_back()
 
     def _read_back(self) -> None:
-        for version_id, configuration, fingerprint in self.journal.read(reads.read_fingerprints):
+        for version_id, configuration, fingerprint in self.journal.read(rows.read_fingerprints):
             if version_id in self.versions:
                 self._fingerprints[version_id, configuration] = fingerprint
-        for update in self.journal.read(reads.read_updates):
+        for update in self.journal.read(rows.read_updates):
             self.updates[update.run] = update
             self._update_number = max(self._update_number, update.number)
-        for engine in self.journal.read(reads.read_engines):
+        for engine in self.journal.read(rows.read_engines):
             # Clocks of another boot mean nothing here, and what the engine does now is not known yet.
             self.engines[engine.id] = engine.having(
                 state=EngineState.PROBING,
@@ -119,9 +118,9 @@ class Store:
                 contested_at=None if engine.trouble.contested_at is None else self.clock.monotonic(),
             )
         self.runs.count(self.engines.values(), self.clock.monotonic())
-        for engine in self.journal.read(reads.read_removed_engines):
+        for engine in self.journal.read(rows.read_removed_engines):
             self.removed[engine.url] = engine.having(unreachable_since=self.clock.monotonic())
-        for attempt in self.journal.read(reads.read_open_attempts):
+        for attempt in self.journal.read(rows.read_open_attempts):
             self._interrupted(attempt)
         for run in self.runs.deleted:
             self._retire_deleted(run)
@@ -132,7 +131,7 @@ class Store:
         """Close an attempt whose process died."""
         engine = self.engines.get(attempt.engine)
         closed, after = interrupted(attempt, engine)
-        self.journal.append(writes.put_attempt(closed))
+        self.journal.append(rows.put_attempt(closed))
         if after is not None:
             self.put_engine(after, f"{closed.outcome}: {closed.reason}")
 
@@ -140,7 +139,6 @@ class Store:
         """Call observers with each change from here on, in the order in which they were added.
 
         Args:
-            observers: the observers.
             first: call them before those that were added already.
         """
         at = 0 if first else len(self._observers)
@@ -157,7 +155,7 @@ class Store:
     def put_version(self, record: VersionRecord, text: str | None = None) -> None:
         """Put a version as it is now; `text` says in the log what happened to it."""
         before = self.versions.get(record.id) or self.index.deleted(record)
-        self.journal.append(writes.put_version(record, self.list_order.of(record.run, record.order)))
+        self.journal.append(rows.put_version(record, self.list_order.of(record.run, record.order)))
         if before is None:
             self._first_seen[record.id] = self.clock.monotonic()
             # A folder that only now got its turn to be taken in does not open a closed run again.
@@ -185,7 +183,6 @@ class Store:
         return None if seen is None else (self.clock.monotonic() - seen) * 1000
 
     def engines_of(self, run: str) -> list[EngineRecord]:
-        """The engines that follow a run."""
         return self.engines.of_run(run)
 
     async def find(self, version: str) -> VersionRecord | None:
@@ -196,7 +193,7 @@ class Store:
         """
         if version in self.gone:
             await self.durable()
-            return await asyncio.to_thread(self.journal.read, lambda each: reads.read_version(each, version))
+            return await asyncio.to_thread(self.journal.read, lambda each: rows.read_version(each, version))
         return self.versions.get(version)
 
     def versions_of(self, run: str) -> list[VersionRecord]:
@@ -227,7 +224,7 @@ class Store:
             self.away_since[record.id] = self.clock.now()
         for observer in self._observers:
             observer.engine_changed(before, record)
-        self.journal.append(writes.put_engine(record))
+        self.journal.append(rows.put_engine(record))
         if before is None and record.url in self.removed:  # whose knowledge of the address the record has taken over
             self._forget(record.url)
         if text is not None:
@@ -245,7 +242,7 @@ class Store:
         self.leave(engine if attempt is None or engine.pulls else in_mid_load(engine, attempt.version))
         for observer in self._observers:
             observer.engine_dropped(engine)
-        self.journal.append(writes.drop_engine(engine_id))
+        self.journal.append(rows.drop_engine(engine_id))
         self.say("engine", engine_id, "removed", of_run=engine.run)
         self.changed.notify()
 
@@ -258,20 +255,20 @@ class Store:
                 self.put_engine(replace(given_back(heir, left), state=EngineState.TAINTED), f"TAINTED: {left.reason}")
         elif left is not None:
             self.removed[engine.url] = left
-            self.journal.append(writes.put_engine(left))
+            self.journal.append(rows.put_engine(left))
         elif engine.url in self.removed:
             self._forget(engine.url)
         self.changed.notify()
 
     def _forget(self, address: str) -> None:
         del self.removed[address]
-        self.journal.append(writes.drop_engine(address))
+        self.journal.append(rows.drop_engine(address))
 
     def open_attempt(self, engine: str, version: str, kind: Kind | None = None) -> AttemptRecord:
         """Write the intent to load. Await `durable()` before the first call to the engine."""
         now, id_ = self.clock.now(), uuid.uuid4().hex
         attempt = AttemptRecord(id=id_, engine=engine, version=version, kind=kind, started_at=now, epoch=self.epoch)
-        self.journal.append(writes.put_attempt(attempt))
+        self.journal.append(rows.put_attempt(attempt))
         self.loading[engine] = attempt
         for observer in self._observers:
             observer.attempt_changed(attempt)
@@ -279,7 +276,7 @@ class Store:
 
     def close_attempt(self, attempt: AttemptRecord) -> None:
         """Write how an attempt ended."""
-        self.journal.append(writes.put_attempt(attempt))
+        self.journal.append(rows.put_attempt(attempt))
         self.loading.pop(attempt.engine, None)
         for observer in self._observers:
             observer.attempt_changed(attempt)
@@ -293,7 +290,7 @@ class Store:
         """Forget what clean loads of a version gave: its contents are others now."""
         for key in [key for key in self._fingerprints if key[0] == version]:
             del self._fingerprints[key]
-        self.journal.append(writes.drop_fingerprints(version))
+        self.journal.append(rows.drop_fingerprints(version))
         for engine in [engine for engine in self.engines.values() if version in engine.contents.given]:
             given = {id_: found for id_, found in engine.contents.given.items() if id_ != version}
             self.put_engine(engine.having(given=given))
@@ -313,15 +310,13 @@ class Store:
         """Remember the fingerprint that a clean load of a version gave on a configuration."""
         if self._fingerprints.get((version, configuration)) != fingerprint:  # each of a thousand engines gives the same
             self._fingerprints[version, configuration] = fingerprint
-            self.journal.append(writes.put_fingerprint(version, configuration, fingerprint))
+            self.journal.append(rows.put_fingerprint(version, configuration, fingerprint))
 
     def start_update(self, run: str, version: str, cause: str) -> UpdateRecord:
         """Begin an update.
 
         Args:
-            run: the run.
             version: the id of the version that its engines are to serve.
-            cause: why, in a sentence.
         """
         self._update_number += 1
         before = self.updates.get(run)
@@ -339,7 +334,7 @@ class Store:
     def put_update(self, record: UpdateRecord, text: str) -> None:
         """Put the newest update of a run as it is now; `text` says in the log what happened to it."""
         self.updates[record.run] = record
-        self.journal.append(writes.put_update(record))
+        self.journal.append(rows.put_update(record))
         for observer in self._observers:
             observer.update_changed(record)
         self.say("update", record.version, text, number=record.number, state=record.state.value)
@@ -392,7 +387,7 @@ class Store:
     def put_lead(self, lead: records.HostLead, text: str | None) -> None:
         """Put which hub this host obeys; `text` says in the log that it is another one, or leads anew."""
         self.origin = replace(self.origin, lead=lead)
-        self.journal.append(writes.put_origin(self.origin))
+        self.journal.append(rows.put_origin(self.origin))
         for observer in self._observers:
             observer.lead_changed()
         if text is not None:
@@ -410,7 +405,6 @@ class Store:
         """The id of the newest version of a run that was good here, or that a rollback has left, there or on a host.
 
         Args:
-            run: the run.
             host: of which host; None for what was left here.
             stands: what the host's engines serve or were to serve, and the digests, None where it does not say. Where
                 one of these is not known here, only what a rollback has left counts: a newer version that is good here
@@ -435,21 +429,21 @@ class Store:
         return self.runs.records()
 
     def _put_run(self, run: str, text: str) -> None:
-        self.journal.append(writes.put_run(self.runs.record_of(run)))
+        self.journal.append(rows.put_run(self.runs.record_of(run)))
         self.say("run", run, text, closed=run in self.runs.closed)
         self.changed.notify()
 
     def rebuilt(self) -> None:
         """The root was listed and every engine asked: what a lost journal knew is known again, as far as it can be."""
         self.origin = replace(self.origin, rebuilt=True)
-        self.journal.append(writes.put_origin(self.origin))
+        self.journal.append(rows.put_origin(self.origin))
         self.say("journal", "journal", "rebuilt: the root was listed and every engine asked; collecting begins")
 
     def is_about(self, root: RootMark | None) -> None:
         """Remember which root the journal is about."""
         if root != self.origin.root:
             self.origin = replace(self.origin, root=root)
-            self.journal.append(writes.put_origin(self.origin))
+            self.journal.append(rows.put_origin(self.origin))
 
     def say(
         self, kind: str, subject: str, text: str, *, of_run: str | None = None, is_fault: bool = False, **data: Any
@@ -458,8 +452,6 @@ class Store:
 
         Args:
             kind: what it is about: "version", "engine", "update", "run", "root" or "journal".
-            subject: the id of that.
-            text: what was decided or happened.
             of_run: the run that it concerns, where the subject does not name it.
             is_fault: something is wrong, which `data` does not show by its state.
             data: more, for programs.
@@ -475,7 +467,7 @@ class Store:
             run=of_run or run_of(kind, subject),
             severity=LogSeverity.WARNING if is_fault else severity_of(data),
         )
-        self.journal.append(writes.put_event(event))
+        self.journal.append(rows.put_event(event))
         tell = log.warning if event.severity is LogSeverity.WARNING else log.info
         tell(text, kind=kind, subject=subject, **named(event), **data)
         for observer in self._observers:

@@ -127,7 +127,6 @@ class VersionRecord(Parted):
 
     @property
     def reason(self) -> str | None:
-        """Why it is in its state."""
         return self.verdict.reason
 
     @property

@@ -130,7 +130,6 @@ class VersionIndex:
     """
 
     def __init__(self) -> None:
-        """None yet."""
         self.all: dict[str, VersionRecord] = {}
         self.open: dict[str, VersionRecord] = {}
         self.deleted_evidence: dict[str, VersionRecord] = {}
@@ -210,7 +209,6 @@ class VersionIndex:
 
     @property
     def runs(self) -> Collection[str]:
-        """The runs that have any."""
         return self._by_run.keys()
 
 
@@ -300,7 +298,6 @@ class Runs:
         return None if deleted is None or (newest is not None and newest > deleted) else deleted.generation + 1
 
     def record_of(self, run: str) -> RunRecord:
-        """What the journal is to know."""
         closed, desired, ordered = self.closed.get(run), self.desired.get(run), self.ordered.get(run)
         left = self.left.get(run, {})
         return RunRecord(

@@ -61,7 +61,6 @@ class EngineEntry:
 
     @property
     def now(self) -> float:
-        """Monotonic seconds."""
         return self.store.clock.monotonic()
 
     def later(self, times: int) -> float:
@@ -177,7 +176,6 @@ class EngineEntry:
         """The record after a load that went well, with what its fingerprint proves. What most engines give is recorded.
 
         Args:
-            after: the record after the load.
             found: the fingerprint of what the load left behind; None where the server does not tell.
         """
         if found is None or after.seen.configuration is None or after.serving is None:
@@ -199,8 +197,6 @@ class EngineEntry:
         clean load has given another.
 
         Args:
-            after: the record after the load.
-            version: the id of the version that was loaded.
             found: the fingerprint that the load gave; None where that was not the reason.
         """
         if found is None or agree(found, found) is None or version in after.contents.given:
@@ -238,7 +234,6 @@ class EngineEntry:
         """Where an engine agrees with the first load of its version, the engine that gave that agrees with it.
 
         Args:
-            engine: the engine.
             found: the fingerprint of its contents; None where they were compared with none.
         """
         first = None if found is None else proof_by(found, recorded=True)

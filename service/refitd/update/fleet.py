@@ -20,7 +20,7 @@ from refitd.problem import ProblemError, Slug
 from refitd.state.records import EngineRecord, Source, given_back, unvouched
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
-from refitd.update.canary import Tell
+from refitd.update.controller import Tell
 from refitd.update.proving import RankProofs
 from refitd.update.reconciler import EngineReconciler, FileAccess, FilesCheck
 from refitd.update.targets import Targets
@@ -65,8 +65,6 @@ class Fleet:
         """Do nothing yet.
 
         Args:
-            store: what the service knows.
-            targets: what engines are to serve.
             root: the root as engines see it.
             urls: the engines that the settings name, as `URL` or `KIND=URL`.
             engines_file: the engines file, None without one.
@@ -271,7 +269,7 @@ class Fleet:
         self._store.drop_engine(name)
 
     async def trial(self, version: VersionRecord, engine: EngineRecord, _: Tell) -> str | None:
-        """Ask an engine that serves a version for a few tokens; see `refitd.update.canary.CanaryCheck`."""
+        """Ask an engine that serves a version for a few tokens; see `refitd.update.controller.CanaryCheck`."""
         if engine.id not in self._reconcilers:
             return f"engine {engine.id} was removed"
         return await self._reconcilers[engine.id].trial(version)

@@ -79,7 +79,6 @@ class PullTurns:
     """The hosts that pull, and those that wait. In memory alone."""
 
     def __init__(self, clock: Clock) -> None:
-        """None yet."""
         self._clock = clock
         self._places: dict[str, _Place] = {}
         self._asking: dict[str, _Asking] = {}
@@ -89,7 +88,6 @@ class PullTurns:
         """Take what a host says, and say whether it may pull.
 
         Args:
-            told: what it says of itself.
             is_needed: whether it lacks what it is to serve.
             size: bytes of what it pulls or waits for; None where they are not known.
         """
@@ -174,8 +172,6 @@ class ReportedHosts:
         """Do nothing yet.
 
         Args:
-            store: what the service knows.
-            clock: the time.
             leads: the name and the epoch by which hosts know this service; None where it has none.
         """
         self._store = store
@@ -206,14 +202,12 @@ class ReportedHosts:
         return connect
 
     def line(self, name: str) -> HostLine:
-        """The line to a host."""
         return self._lines.setdefault(name, HostLine(name, self._clock, Notifier(), self._as_known))
 
     def reported(self, report: HostReport, *, is_newest: bool) -> HostReply:
         """A host has reported: take it as an engine, if it has engines and does not decide for itself.
 
         Args:
-            report: of the host.
             is_newest: whether it says more than what was heard before.
 
         Raises:
@@ -256,8 +250,6 @@ class ReportedHosts:
         """The reply with how to pull what the host wants to pull, and how soon the next report is wanted.
 
         Args:
-            reply: the rest of it.
-            report: of the host.
             serve: the ids of what it is to serve.
         """
         version = self._store.versions.get(report.told.pulling or "")

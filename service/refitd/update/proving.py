@@ -60,12 +60,7 @@ class RankProofs:
             self._changed.notify()
 
     async def of(self, version: VersionRecord, seen: Structure) -> RanksFound:
-        """Wait for what engines find in a version; no one where none is asked, or all have come to nothing.
-
-        Args:
-            version: the version, which ranks can prove.
-            seen: the service's look at its files.
-        """
+        """Wait for what engines find in a version; no one where none is asked, or all have come to nothing."""
         if not self._expected(version):
             return RanksFound()
         clock = self._store.clock

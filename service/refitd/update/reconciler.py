@@ -435,8 +435,6 @@ async def look_ahead(
 
     Args:
         entry: the engine's.
-        engine: the engine.
-        version: the version.
         proofs: hears what the engine's ranks prove.
         waits: whether there is still nothing else to do than to load that version; the request ends when there is.
     """

@@ -40,8 +40,6 @@ class Targets(Observer):
         """Observe the store before all other observers, since these ask for goals.
 
         Args:
-            store: what the service knows.
-            strategy: how versions go to the engines of their run.
             follows: whether an upstream orders what is served here, instead of the newest version.
         """
         self.strategy = strategy

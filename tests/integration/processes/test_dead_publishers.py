@@ -13,7 +13,7 @@ import pytest
 
 from refitd.reclaim.incoming import discard_abandoned, survey
 from refitd.root.handle import root_at
-from refitd.root.outcome import Discarded, Refused
+from refitd.root.scan import Discarded, Refused
 from refitd_client import WeightPublisher
 from refitd_client.files import plain_file
 

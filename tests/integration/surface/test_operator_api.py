@@ -12,7 +12,7 @@ import pytest
 
 from refitd.api.overview import Cached
 from refitd.state.journal.journal import JournalError
-from refitd.state.journal.writes import JournalWrite
+from refitd.state.journal.rows import JournalWrite
 from refitd_client.contract.states import EngineState, VersionState
 from refitd_client.contract.wire import Faults, Overview, WaitResult
 from refitd_client.errors import WaitTimeoutError

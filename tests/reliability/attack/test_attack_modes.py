@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 
 from refitd.materialize.disk import DiskCopies
-from refitd.policy.materialize import MakeCopy
+from refitd.policy.materialize import NOTE, MakeCopy
 from refitd.reclaim import slots
 from refitd.reclaim.trash import discard
 from refitd.root.handle import identity_of, root_at
-from refitd.root.outcome import Discarded, Refused
 from refitd.root.ownership import mark_root
-from refitd.state.copy import NOTE
+from refitd.root.scan import Discarded, Refused
 from refitd.state.journal.recovery import write_note
 from refitd_client import WeightPublisher
 from refitd_client.contract.naming import SERVICE_FOLDER

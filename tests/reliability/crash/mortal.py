@@ -24,7 +24,7 @@ from refitd.engine.http import Reply, Transport
 from refitd.engine.plugin import channels
 from refitd.engine.wire import Exchange, HttpAnswer, Receive
 from refitd.state.journal.journal import Journal
-from refitd.state.journal.writes import JournalWrite
+from refitd.state.journal.rows import JournalWrite
 
 SLOW_DISK_SECONDS = 0.05
 _UNHEARD: ContextVar[str | None] = ContextVar("unheard", default=None)

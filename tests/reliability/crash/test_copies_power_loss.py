@@ -12,9 +12,8 @@ from recorded_copies import mirrored_copies
 from safetensors.numpy import load
 
 from refitd.materialize.disk import DiskCopies
-from refitd.policy.materialize import MakeCopy
-from refitd.root.outcome import Discarded
-from refitd.state.copy import COPIES, NOTE, Copy, order_in, parse_note
+from refitd.policy.materialize import COPIES, NOTE, Copy, MakeCopy, order_in, parse_note
+from refitd.root.scan import Discarded
 from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import SERVICE_FOLDER
 from support.checkpoints import Tensors

@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 
 from refitd.root.ownership import StartRefusedError
 from refitd.state.decisions import Decisions, write_decisions
-from refitd.state.journal import reads, writes
+from refitd.state.journal import rows
 from refitd.state.journal.address import PostgresAddress
 from refitd.state.journal.database import LeadLostError
 from refitd.state.journal.leadership import Candidate, HeldLead
@@ -50,7 +50,7 @@ def take_over(database: PostgresAddress, root: Path, write: int | None = None) -
     try:
         journal = open_group_journal(database, held, root)
         try:
-            failed = None if write is None else journal._commit([writes.put_version(version(write), write)])
+            failed = None if write is None else journal._commit([rows.put_version(version(write), write)])
             if failed is not None:
                 raise failed
         finally:
@@ -115,7 +115,7 @@ def steps(database: PostgresAddress, root: Path) -> list[int]:
     try:
         journal = open_group_journal(database, held, root)
         try:
-            return sorted(found.order.step for found in journal.read(reads.read_versions))
+            return sorted(found.order.step for found in journal.read(rows.read_versions))
         finally:
             journal.close()
     finally:
@@ -156,7 +156,7 @@ def test_kill_9_at_every_statement_of_a_rebuild_loses_no_decision(postgres: Post
         died += was_killed
         take_over(database, root)
         with reading_group(database) as connection:
-            barred = [each.id for each in reads.read_versions(connection) if each.barred]
+            barred = [each.id for each in rows.read_versions(connection) if each.barred]
         assert barred == [version(2).id], f"killed at statement {number}"
         if not was_killed:
             break

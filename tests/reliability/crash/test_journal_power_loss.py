@@ -12,7 +12,7 @@ from recorded_sqlite import Effect, Opened, Said, Synced, Truncated, Written, re
 from sqlite_states import Moment, moments
 
 from refitd.clock import SystemClock
-from refitd.state.journal import reads, writes
+from refitd.state.journal import rows
 from refitd.state.journal.database import JOURNAL_NAME
 from refitd.state.journal.journal import Journal
 from refitd.state.journal.recovery import Sound, examine_journal, open_journal
@@ -36,11 +36,11 @@ def library() -> ctypes.CDLL:
     return found
 
 
-def fact(number: int) -> tuple[writes.JournalWrite, writes.JournalWrite]:
+def fact(number: int) -> tuple[rows.JournalWrite, rows.JournalWrite]:
     """Two writes that belong together: a version as it is at `number`, and the event that says so."""
     record = version(number % STEPS, reason=f"{number} " + "." * 2500)
     event = Event(seq=number, at="t", kind="version", subject=record.id, text=f"{number}")
-    return writes.put_version(record, number % STEPS), writes.put_event(event)
+    return rows.put_version(record, number % STEPS), rows.put_event(event)
 
 
 async def keep(folder: Path, effects: list[Effect]) -> None:
@@ -91,7 +91,7 @@ def check(moment: Moment, files: dict[str, bytes], folder: Path) -> int:
         store = Store(journal, SystemClock())
         count = store.last_event
         assert count >= moment.said, "what was called durable is gone"
-        events = journal.read(lambda connection: reads.read_events(connection, after=0, limit=10_000))
+        events = journal.read(lambda connection: rows.read_events(connection, after=0, limit=10_000))
         assert [event.seq for event in events] == list(range(1, count + 1))
         last = {number % STEPS: number for number in range(1, count + 1)}
         found = {record.order.step: int((record.reason or "").split()[0]) for record in store.versions.values()}

@@ -7,8 +7,8 @@ from collections import Counter
 from pathlib import Path
 
 from refitd.catalog.catalog import Catalog
+from refitd.catalog.examining import References
 from refitd.catalog.files import DiskFiles
-from refitd.catalog.references import References
 from refitd.clock import SystemClock
 from refitd.policy.admit import CatalogRules
 from refitd.state.journal.recovery import open_journal

@@ -13,7 +13,7 @@ import mortal_sweep
 import pytest
 
 from refitd.clock import SystemClock
-from refitd.state.journal import reads
+from refitd.state.journal import rows
 from refitd.state.journal.database import JOURNAL_NAME
 from refitd.state.journal.recovery import Sound, examine_journal, open_journal, reading
 from refitd.state.store import Store
@@ -96,7 +96,7 @@ def states(place: Path) -> dict[str, VersionState]:
     condition = examine_journal(place / "state" / JOURNAL_NAME, thorough=True)
     assert isinstance(condition, Sound), condition
     with reading(place / "state" / JOURNAL_NAME) as connection:
-        return {record.path: record.state for record in reads.read_versions(connection)}
+        return {record.path: record.state for record in rows.read_versions(connection)}
 
 
 @pytest.fixture

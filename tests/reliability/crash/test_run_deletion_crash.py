@@ -10,7 +10,7 @@ import mortal_sweep
 import pytest
 
 from refitd.clock import SystemClock
-from refitd.state.journal import reads
+from refitd.state.journal import rows
 from refitd.state.journal.database import JOURNAL_NAME
 from refitd.state.journal.recovery import open_journal, reading
 from refitd.state.store import Store
@@ -55,8 +55,8 @@ def files(root: Path, run: str) -> list[str]:
 def known(place: Path) -> tuple[bool, dict[str, VersionState]]:
     """Whether the journal has the mark, and what it says of the versions."""
     with reading(place / "state" / JOURNAL_NAME) as connection:
-        marked = any(run.run == GONE and run.deleted is not None for run in reads.read_runs(connection))
-        return marked, {record.id: record.state for record in reads.read_versions(connection)}
+        marked = any(run.run == GONE and run.deleted is not None for run in rows.read_runs(connection))
+        return marked, {record.id: record.state for record in rows.read_versions(connection)}
 
 
 WHOLE = ["v000001/model.safetensors", "v000002/model.safetensors", "v000002/notes.txt", "v000003/model.safetensors"]

@@ -14,7 +14,7 @@ from recorded_slots import mirrored_reclaim
 
 from refitd.reclaim import slots, trash
 from refitd.root.handle import Identity, root_at
-from refitd.root.outcome import Discarded
+from refitd.root.scan import Discarded
 from refitd_client.contract.manifest import ManifestRefusedError, parse_manifest
 from refitd_client.contract.naming import MANIFEST_NAME, parse_version_folder, slots_path
 from support import durable_effects, published

@@ -10,7 +10,7 @@ import httpx
 import sqlalchemy as sa
 from nursery import PATIENCE, Newborn
 
-from refitd.state.journal import reads
+from refitd.state.journal import rows
 from refitd.state.journal.address import PostgresAddress
 from refitd.state.journal.database import JOURNAL_NAME
 from refitd.state.journal.postgres import examine_group, reading_group
@@ -186,8 +186,8 @@ class Remains:
             rows = connection.scalars(sa.select(attempts.c.record))
             return cls(
                 [unpack(row, AttemptRecord) for row in rows],
-                {version.id for version in reads.read_versions(connection)},
-                reads.read_last_event(connection),
+                {version.id for version in rows.read_versions(connection)},
+                rows.read_last_event(connection),
             )
 
     @property
@@ -225,5 +225,5 @@ def _reading(state: Path | PostgresAddress) -> AbstractContextManager[sa.Connect
 def mended_since(state: Path | PostgresAddress, event: int) -> bool:
     """Whether the log says that a start found an engine in the middle of a load."""
     with _reading(state) as connection:
-        events = reads.read_events(connection, after=event, limit=10_000)
+        events = rows.read_events(connection, after=event, limit=10_000)
     return any("TAINTED: the service stopped" in each.text for each in events)

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from refitd.catalog.files import Unreadable
 from refitd.materialize.writing import CopyError, MisfitError, NoRoomError, SourceChangedError
-from refitd.policy.materialize import MakeCopy
-from refitd.root.outcome import Discarded, Gone, Refused
-from refitd.state.copy import COPIES_PATH, Copy, copy_name, order_in
+from refitd.policy.materialize import COPIES_PATH, Copy, MakeCopy, copy_name, order_in
+from refitd.root.scan import Discarded, Gone, Refused
 from refitd.state.version import VersionRecord
 
 from .disk import Make, Pause, SimDisk, SimFolder, signature_of

@@ -19,8 +19,7 @@ import numpy as np
 from refitd.catalog.files import Unreadable
 from refitd.policy.holdings import Holdings
 from refitd.root.handle import Identity
-from refitd.root.outcome import Discarded, Emptied, Gone, Incoming, Refused, Slot
-from refitd.root.scan import FoundFolder, Listing, ListingFailed
+from refitd.root.scan import Discarded, Emptied, FoundFolder, Gone, Incoming, Listing, ListingFailed, Refused, Slot
 from refitd_client.checkpoint.inventory import Reference
 from refitd_client.contract.manifest import Manifest, ManifestFile, digest_of_files, digest_of_pieces, joined
 from refitd_client.contract.naming import MANIFEST_NAME, Order, parse_version_folder, version_id

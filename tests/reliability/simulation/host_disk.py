@@ -17,9 +17,8 @@ from typing import Any, TypeVar
 from refitd.policy.holdings import Holdings
 from refitd.reclaim.folders import DiskFolders
 from refitd.root.handle import RootThreads
-from refitd.root.outcome import Discarded, Emptied, Gone, Refused, Slot
 from refitd.root.ownership import RootGuard, mark_root
-from refitd.root.scan import Listing, ListingFailed
+from refitd.root.scan import Discarded, Emptied, Gone, Listing, ListingFailed, Refused, Slot
 from refitd.state.store import Store
 from refitd_client.contract.manifest import Manifest, parse_manifest
 from refitd_client.contract.naming import (

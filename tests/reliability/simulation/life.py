@@ -15,8 +15,8 @@ from sqlalchemy.exc import OperationalError
 
 from refitd.api.context import Service
 from refitd.catalog.catalog import Catalog
+from refitd.catalog.examining import References
 from refitd.catalog.intake import Intake
-from refitd.catalog.references import References
 from refitd.engine.port import EnginePort
 from refitd.engine.registry import EngineSpec
 from refitd.follow.follower import UpstreamFollower
@@ -26,10 +26,9 @@ from refitd.reclaim.sweep import Collector
 from refitd.state.decisions import DecisionFile
 from refitd.state.followers import Followers
 from refitd.state.journal.journal import Journal
-from refitd.state.journal.writes import JournalWrite
+from refitd.state.journal.rows import JournalWrite
 from refitd.state.store import Store
-from refitd.update.canary import CanaryChecks
-from refitd.update.controller import UpdateController
+from refitd.update.controller import CanaryChecks, UpdateController
 from refitd.update.fleet import Fleet
 from refitd.update.proving import RankProofs
 from refitd.update.targets import Targets

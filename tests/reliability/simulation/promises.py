@@ -16,9 +16,9 @@ from refitd.engine.transaction import OTHER_TENSORS
 from refitd.explain.run import glance_at
 from refitd.policy.chain import NoBase, chain_of
 from refitd.policy.goals import last_good, last_good_before
+from refitd.policy.materialize import Copy
 from refitd.policy.next_action import repair_with
 from refitd.root.scan import Listing
-from refitd.state.copy import Copy
 from refitd.state.observer import Observer
 from refitd.state.records import AttemptRecord, EngineRecord
 from refitd.state.version import VersionRecord

@@ -13,7 +13,7 @@ from refitd.api.versions import presented
 from refitd.follow.hub import HubUpstream
 from refitd.follow.upstream import FilePart, GoneError, UnreachableError, WrongError
 from refitd.problem import ProblemError, Slug
-from refitd.state.journal.reads import read_versions
+from refitd.state.journal.rows import read_versions
 from refitd_client.contract.follow import HostReply, HostReport
 from refitd_client.contract.manifest import Manifest
 from refitd_client.contract.naming import parse_version_id

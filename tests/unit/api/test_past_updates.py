@@ -11,7 +11,7 @@ import pytest
 from refitd.api import log
 from refitd.api.log import MOST_UPDATES, PastUpdates
 from refitd.clock import SystemClock
-from refitd.state.journal import reads, writes
+from refitd.state.journal import rows
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
 from refitd_client.contract.history import PastUpdate
@@ -48,13 +48,13 @@ async def looked(store: Store, past: PastUpdates, limit: int = MOST_UPDATES) -> 
 def counting(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The versions whose loads are read from now on."""
     asked: list[str] = []
-    read = reads.read_attempts
+    read = rows.read_attempts
 
     def counted(*args: object, **how: object) -> object:
         asked.append(str(how["version"]))
         return read(*args, **how)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(reads, "read_attempts", counted)
+    monkeypatch.setattr(rows, "read_attempts", counted)
     return asked
 
 
@@ -133,7 +133,7 @@ async def test_an_attempt_of_an_earlier_release_has_no_kind_and_counts_as_its_ve
     async with written(tmp_path) as store:
         store.put_version(version(1, kind=Kind.DELTA))
         attempt = store.open_attempt("a", version(1).id)
-        store.journal.append(writes.put_attempt(replace(attempt, outcome="ACK")))
+        store.journal.append(rows.put_attempt(replace(attempt, outcome="ACK")))
         store.loading.clear()
         (found,), _ = await looked(store, PastUpdates())
     assert found.done == {"delta": 1}

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from refitd.catalog.examining import Bases
 from refitd.catalog.files import DiskFiles
-from refitd.catalog.references import Bases
 from refitd.policy.chain import NoBase
 from refitd.state.version import VersionRecord
 from refitd_client.checkpoint.fault import Code, Defect

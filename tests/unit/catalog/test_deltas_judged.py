@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from refitd.catalog.catalog import Arrivals
+from refitd.catalog.examining import Bases, Beneath
 from refitd.catalog.files import DiskFiles
-from refitd.catalog.references import Bases, Beneath
 from refitd.policy.chain import NoBase
 from refitd.root.scan import FoundFolder
 from refitd.state.version import VersionRecord

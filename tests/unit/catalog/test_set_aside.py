@@ -131,12 +131,12 @@ async def test_what_is_validated_is_in_the_journal_before_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from refitd.catalog.files import DiskFiles
-    from refitd.state.journal import reads
+    from refitd.state.journal import rows
 
     real, noted = DiskFiles.examine, list[int]()
 
     async def examine(self: DiskFiles, *args: Any, **more: Any) -> Any:
-        noted.extend(record.verdict.unended for record in stage.store.journal.read(reads.read_versions))
+        noted.extend(record.verdict.unended for record in stage.store.journal.read(rows.read_versions))
         return await real(self, *args, **more)
 
     monkeypatch.setattr(DiskFiles, "examine", examine)

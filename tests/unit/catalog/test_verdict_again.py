@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from refitd.catalog import references
-from refitd.catalog.references import NoReference, References
+from refitd.catalog import examining
+from refitd.catalog.examining import NoReference, References
 from refitd.clock import SystemClock
 from refitd.state.journal.journal import Journal
 from refitd.state.journal.schema import pack, unpack
@@ -71,7 +71,7 @@ async def test_a_base_model_that_cannot_be_read_rejects_nothing_and_is_read_agai
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: OSError
 ) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr(references, "read_reference", _raising(cause))
+        broken.setattr(examining, "read_reference", _raising(cause))
         async with serving(tmp_path) as stage:
             publish(stage.root, "run", 1, tensors(1))
             await stage.until(ID, lambda record: record.state is VersionState.UNKNOWN)
@@ -93,7 +93,7 @@ async def test_a_start_up_model_that_cannot_be_read_rejects_nothing_where_one_th
     assert found.final
     store.put_engine(engine("b", run="run", startup_path=str(write_model(tmp_path / "base"))))
     with monkeypatch.context() as broken:
-        broken.setattr(references, "read_reference", _raising(PermissionError(errno.EACCES, "Permission denied")))
+        broken.setattr(examining, "read_reference", _raising(PermissionError(errno.EACCES, "Permission denied")))
         found = await References(store, None).of("run")
         assert isinstance(found, NoReference)
         assert not found.final

@@ -19,7 +19,7 @@ from refitd.state.journal.address import PostgresAddress
 from refitd.state.journal.leadership import Candidate
 from refitd.state.journal.postgres import open_group_journal
 from refitd.state.journal.recovery import open_journal
-from refitd.state.journal.writes import put_version
+from refitd.state.journal.rows import put_version
 from refitd.state.store import Store
 from refitd_client.validation.examine import structure
 from support.checkpoints import publish, tensors

@@ -36,7 +36,7 @@ MAY_OPEN = {
     "service/refitd/engine/http.py": "a file of keys, which the operator names",
     "service/refitd/diagnose/engines.py": "the engines file, which the operator names",
     "service/refitd/reclaim/trash.py": "a handle on a folder that opens nothing (O_PATH)",
-    "service/refitd/root/file_systems.py": "/proc",
+    "service/refitd/root/ownership.py": "/proc",
     "service/refitd/tokens.py": "a file of tokens, which the operator names",
     "service/refitd_plugin/memory/driver.py": "/proc/self/fd: a file that is open already",
     "service/refitd_plugin/memory/source.py": "the model that the operator starts the server on",

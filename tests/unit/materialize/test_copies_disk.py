@@ -17,11 +17,10 @@ from refitd.catalog.files import Unreadable
 from refitd.materialize import disk, writing
 from refitd.materialize.disk import DiskCopies
 from refitd.materialize.writing import CopyError, MisfitError, NoRoomError, SourceChangedError
-from refitd.policy.materialize import MakeCopy
+from refitd.policy.materialize import NOTE, Copy, MakeCopy, doubted
 from refitd.reclaim import slots, trash
 from refitd.root.handle import Identity, RootHangsError, RootThreads, root_at
-from refitd.root.outcome import Discarded
-from refitd.state.copy import NOTE, Copy, doubted
+from refitd.root.scan import Discarded
 from refitd.state.version import VersionRecord
 from refitd_client.contract.manifest import digest_of_pieces, joined
 from refitd_client.validation.examine import signature

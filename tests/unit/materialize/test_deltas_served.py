@@ -19,8 +19,8 @@ from refitd.materialize import writing
 from refitd.materialize.disk import DiskCopies
 from refitd.observe.telemetry import Meters
 from refitd.observe.traces import Traces
+from refitd.policy.materialize import NOTE
 from refitd.policy.roster import move
-from refitd.state.copy import NOTE
 from refitd_client.contract.states import Kind, VersionState
 from refitd_client.delta.change import Full
 from support.checkpoints import publish

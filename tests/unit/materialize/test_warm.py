@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from refitd.materialize.materializer import Warmer
-from refitd.root.file_systems import root_file_system
+from refitd.root.ownership import root_file_system
 
 SIZE = 32 * 2**20  # more than a kernel reads ahead at a time
 

@@ -3,8 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from refitd.policy.materialize import CopyReady, Decision, MakeCopy, NoCopyPossible, WaitForCopy, decide
-from refitd.state.copy import Copy, doubted
+from refitd.policy.materialize import Copy, CopyReady, Decision, MakeCopy, NoCopyPossible, WaitForCopy, decide, doubted
 from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import Order
 from refitd_client.contract.states import Kind, VersionState

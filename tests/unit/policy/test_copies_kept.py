@@ -3,8 +3,7 @@
 import pytest
 
 from refitd.policy.leases import DEAD_AFTER, EngineView, Load, RunView, Views
-from refitd.policy.materialize import CopyVerdict, spare
-from refitd.state.copy import Copy, doubted
+from refitd.policy.materialize import Copy, CopyVerdict, doubted, spare
 from refitd_client.contract.naming import Order
 from refitd_client.contract.states import EngineState
 

@@ -12,11 +12,10 @@ from refitd.clock import SystemClock
 from refitd.engine.port import Outcome, Refit
 from refitd.policy.keep import KeepRules, keep
 from refitd.policy.leases import DEAD_AFTER, EngineView, Load, Views, leases
-from refitd.policy.materialize import spare
+from refitd.policy.materialize import Copy, spare
 from refitd.policy.spare_slots import why_not
 from refitd.reclaim.facts import StoreFacts
 from refitd.root.scan import FoundFolder, Listing
-from refitd.state.copy import Copy
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
 from refitd.update import fleet

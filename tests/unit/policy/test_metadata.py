@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 
 from refitd.policy.admit import MAX_CHARACTERS, MAX_ENTRIES, completed, fits
-from refitd.state.journal.reads import read_events
+from refitd.state.journal.rows import read_events
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.contract.naming import MANIFEST_NAME
 from refitd_client.contract.states import VersionState

@@ -6,7 +6,7 @@ import pytest
 
 from refitd.policy.leases import EngineView, Load, RunView, Views
 from refitd.policy.spare_slots import SlotRules, newest_full, spare, why_not
-from refitd.root.outcome import Slot
+from refitd.root.scan import Slot
 from refitd.state.version import VersionRecord
 from refitd_client.contract.states import EngineState, Kind, VersionState
 from support.records import version

@@ -12,8 +12,8 @@ from refitd.engine.port import Outcome, Refit
 from refitd.policy import next_action as backoff
 from refitd.policy.strategy import Strategy, StrategyName, fault_found, finished_first, released
 from refitd.state.records import AttemptRecord, CheckState, EngineRecord, UpdateRecord
-from refitd.update import canary
-from refitd.update.canary import OperatorCheck
+from refitd.update import controller
+from refitd.update.controller import OperatorCheck
 from refitd_client.contract.states import EngineState, UpdateState
 from support.endless_server import answering
 from support.fleets import Stage, running
@@ -248,7 +248,7 @@ async def test_what_an_answer_repeats_of_a_check_s_secrets_is_left_out_before_th
 
 
 async def test_a_check_that_does_not_answer_in_time_names_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(canary, "CANARY_SECONDS", 0.05)
+    monkeypatch.setattr(controller, "CANARY_SECONDS", 0.05)
     with serve(silence) as server:
         url = server.url.replace("http://", "http://user:hush@") + "/judge?token=hush"
         fault = await OperatorCheck(url)(NEW, engine("a"), lambda _: None) or ""
@@ -263,7 +263,7 @@ async def test_of_an_operator_s_check_without_end_the_beginning_is_read() -> Non
 
 
 async def test_an_operator_s_check_that_is_down_is_a_no_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(canary, "CANARY_SECONDS", 0.05)
+    monkeypatch.setattr(controller, "CANARY_SECONDS", 0.05)
     fault = await OperatorCheck("http://127.0.0.1:9/")(NEW, engine("a"), lambda _: None)
     assert "said nothing within" in (fault or "")
 

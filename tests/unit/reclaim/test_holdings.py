@@ -12,7 +12,7 @@ from refitd.reclaim.folders import look_at
 from refitd.reclaim.trash import discard, discard_files, empty
 from refitd.reclaim.trash import room as trash_room
 from refitd.root.handle import root_at
-from refitd.root.outcome import Discarded, Emptied, Refused
+from refitd.root.scan import Discarded, Emptied, Refused
 from support.checkpoints import publish, tensors, write_model
 from support.rawfiles import raw
 

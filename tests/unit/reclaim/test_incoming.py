@@ -14,7 +14,7 @@ from refitd.reclaim import incoming
 from refitd.reclaim.incoming import discard_abandoned, survey
 from refitd.reclaim.trash import empty
 from refitd.root.handle import root_at
-from refitd.root.outcome import Discarded, Gone, Incoming, Refused
+from refitd.root.scan import Discarded, Gone, Incoming, Refused
 from refitd_client.files import plain_file
 
 HOUR = 3600.0

@@ -10,7 +10,7 @@ import pytest
 from refitd.reclaim.slots import MAKING, hand_back, layout_at, survey, withdraw
 from refitd.reclaim.trash import discard, empty, examine
 from refitd.root.handle import Identity, root_at
-from refitd.root.outcome import Discarded, Emptied, Gone, Refused, Slot
+from refitd.root.scan import Discarded, Emptied, Gone, Refused, Slot
 from refitd_client.checkpoint import header
 from refitd_client.contract.naming import layout_of, slots_path
 from support.checkpoints import publish, tensors

@@ -22,8 +22,7 @@ from refitd.reclaim import trash
 from refitd.reclaim.folders import DiskFolders
 from refitd.reclaim.sweep import Sweeper
 from refitd.root.handle import Identity
-from refitd.root.outcome import Discarded, Gone, Refused
-from refitd.root.scan import Listing, ListingFailed, scan
+from refitd.root.scan import Discarded, Gone, Listing, ListingFailed, Refused, scan
 from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import Order, version_folder, version_id
 from refitd_client.contract.states import EngineState, Kind, VersionState

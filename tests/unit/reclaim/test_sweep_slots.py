@@ -14,8 +14,7 @@ from refitd.policy.spare_slots import SlotRules
 from refitd.reclaim import slots
 from refitd.reclaim.folders import DiskFolders
 from refitd.reclaim.sweep import CopySweep, Sweeper
-from refitd.root.outcome import Discarded, Refused, Slot, sentence
-from refitd.root.scan import Listing, scan
+from refitd.root.scan import Discarded, Listing, Refused, Slot, scan, sentence
 from refitd.state.version import VersionRecord
 from refitd_client import WeightPublisher
 from refitd_client.contract.naming import Order, version_id

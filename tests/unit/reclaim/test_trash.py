@@ -15,7 +15,7 @@ import pytest
 from refitd.reclaim import trash
 from refitd.reclaim.trash import discard, empty, examine
 from refitd.root.handle import Identity, root_at
-from refitd.root.outcome import Discarded, Emptied, Gone, Refused
+from refitd.root.scan import Discarded, Emptied, Gone, Refused
 
 VERSION = "exp/v000001"
 NOBODY = 65534

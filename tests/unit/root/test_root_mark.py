@@ -7,8 +7,7 @@ import pytest
 
 from refitd.catalog.files import DiskFiles, RootAwayError, Unreadable
 from refitd.diagnose.journal import still
-from refitd.root.file_systems import Mount
-from refitd.root.ownership import RootGuard, RootMark, RootRefusedError, adopt, mark_root, owned, recognise
+from refitd.root.ownership import Mount, RootGuard, RootMark, RootRefusedError, adopt, mark_root, owned, recognise
 from refitd.root.scan import Listing, ListingFailed
 from refitd_client.contract.naming import SERVICE_FOLDER
 from support.checkpoints import publish, tensors

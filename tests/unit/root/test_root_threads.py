@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from refitd.catalog import examining
 from refitd.catalog import files as catalog_files
-from refitd.catalog import references as catalog_references
+from refitd.catalog.examining import NoReference, References
 from refitd.catalog.files import DiskFiles, Unreadable
-from refitd.catalog.references import NoReference, References
 from refitd.clock import SystemClock
 from refitd.root.handle import RootHangsError, RootThreads
 from refitd.root.scan import Listing, ListingFailed
@@ -139,10 +139,10 @@ async def test_a_base_model_that_hangs_rejects_nothing(
         hang()
         return read_reference(path)
 
-    monkeypatch.setattr(catalog_references, "read_reference", slow)
+    monkeypatch.setattr(examining, "read_reference", slow)
     hang.back.clear()
     with monkeypatch.context() as impatient:
-        impatient.setattr(catalog_references, "LISTING_SECONDS", SOON)
+        impatient.setattr(examining, "LISTING_SECONDS", SOON)
         found = await references.of("run")
     assert isinstance(found, NoReference)
     assert not found.final

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from refitd.catalog.catalog import Watcher
-from refitd.root.file_systems import file_system_of, wants_polling
+from refitd.root.ownership import file_system_of, wants_polling
 
 MOUNTS = "/dev/vda / ext4 rw 0 0\nserver:/x /mnt/my\\040nfs nfs4 rw 0 0\nlustre /scratch lustre rw 0 0\n"
 

@@ -16,7 +16,7 @@ import pytest
 from refitd.clock import SystemClock
 from refitd.root.ownership import StartRefusedError
 from refitd.state.decisions import DecisionFile, decisions_path, read_decisions
-from refitd.state.journal import reads, recovery
+from refitd.state.journal import recovery, rows
 from refitd.state.journal.database import JOURNAL_NAME
 from refitd.state.journal.journal import Journal
 from refitd.state.journal.recovery import open_journal
@@ -199,8 +199,8 @@ async def test_a_damaged_index_hides_no_version(root: Path, state: Path, table: 
 async def test_an_entry_of_the_log_that_is_damaged_is_shown_as_such_among_the_others(root: Path, state: Path) -> None:
     rewrite(await used(state, root), "UPDATE events SET record = replace(record, 'sealed', 'seated') WHERE seq = 5")
     journal = Journal(state)
-    entries = journal.read(lambda connection: reads.read_events(connection, after=3, limit=3))
-    newest_first, _ = journal.read(lambda connection: reads.read_log(connection, before=7, limit=3))
+    entries = journal.read(lambda connection: rows.read_events(connection, after=3, limit=3))
+    newest_first, _ = journal.read(lambda connection: rows.read_log(connection, before=7, limit=3))
     journal.close()
     assert [each.seq for each in entries] == [4, 5, 6] == [each.seq for each in reversed(newest_first)]
     assert "cannot be read" in entries[1].text

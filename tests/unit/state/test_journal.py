@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from refitd.clock import SystemClock
 from refitd.state.journal import journal as journal_module
-from refitd.state.journal import reads, writes
+from refitd.state.journal import rows
 from refitd.state.journal.database import JOURNAL_NAME, JournalDatabase, SqliteFile
 from refitd.state.journal.journal import Journal, JournalError
 from refitd.state.journal.schema import metadata
@@ -44,11 +44,11 @@ async def written(place: Path | JournalDatabase) -> AsyncIterator[Journal]:
 
 async def test_what_is_durable_is_read_back_by_the_next_process(place: Place) -> None:
     async with written(place()) as journal:
-        journal.append(writes.put_version(version(1), 1), writes.put_engine(engine(serving="v1")))
+        journal.append(rows.put_version(version(1), 1), rows.put_engine(engine(serving="v1")))
         await journal.durable()
     async with written(place()) as journal:
-        assert journal.read(reads.read_versions) == [version(1)]
-        assert journal.read(reads.read_engines) == [engine(serving="v1")]
+        assert journal.read(rows.read_versions) == [version(1)]
+        assert journal.read(rows.read_engines) == [engine(serving="v1")]
 
 
 async def test_a_journal_is_for_its_owner_alone_also_in_a_folder_that_everybody_may_look_into(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ async def test_a_journal_is_for_its_owner_alone_also_in_a_folder_that_everybody_
     try:
         Path.touch(tmp_path / JOURNAL_NAME, mode=0o644)  # as an earlier refitd made it
         async with written(tmp_path) as journal:
-            journal.append(writes.put_version(version(1), 1))
+            journal.append(rows.put_version(version(1), 1))
             await journal.durable()
             modes = {name: oct((tmp_path / name).stat().st_mode & 0o777) for name in os.listdir(tmp_path)}
     finally:
@@ -104,9 +104,9 @@ async def test_what_engines_gave_for_a_version_is_forgotten_with_it_also_by_the_
 async def test_what_is_queued_when_the_service_stops_is_written(place: Place) -> None:
     async with written(place()) as journal:
         await asyncio.sleep(0)
-        journal.append(writes.put_version(version(1), 1))
+        journal.append(rows.put_version(version(1), 1))
     async with written(place()) as journal:
-        assert journal.read(reads.read_versions) == [version(1)]
+        assert journal.read(rows.read_versions) == [version(1)]
 
 
 async def test_commits_are_synced_to_the_disk(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ async def test_a_journal_that_cannot_be_written_says_so_and_goes_on_by_itself(
         journal.read(lambda connection: connection.exec_driver_sql("PRAGMA busy_timeout=1"))
         other.execute("BEGIN EXCLUSIVE")
         monkeypatch.setattr(journal, "_commit", lambda batch: OSError("No space left on device"))
-        journal.append(writes.put_version(version(1), 1), writes.put_version(version(2), 2))
+        journal.append(rows.put_version(version(1), 1), rows.put_version(version(2), 2))
         with pytest.raises(JournalError, match="No space left"):
             await journal.durable()
         other.execute("ROLLBACK")
@@ -141,7 +141,7 @@ async def test_a_journal_that_cannot_be_written_says_so_and_goes_on_by_itself(
                     break
                 except JournalError:
                     await asyncio.sleep(0.01)
-        assert journal.read(reads.read_versions) == [version(2), version(1)]
+        assert journal.read(rows.read_versions) == [version(2), version(1)]
 
 
 async def test_who_waits_for_what_is_told_waits_for_no_engine_also_behind_others_that_do(
@@ -151,17 +151,17 @@ async def test_who_waits_for_what_is_told_waits_for_no_engine_also_behind_others
         commit, may_commit = journal._commit, threading.Semaphore(0)
         begun, loop = asyncio.Event(), asyncio.get_running_loop()
 
-        def slow(batch: list[writes.JournalWrite]) -> Exception | None:
+        def slow(batch: list[rows.JournalWrite]) -> Exception | None:
             loop.call_soon_threadsafe(begun.set)
             may_commit.acquire(timeout=30)
             return commit(batch)
 
         monkeypatch.setattr(journal, "_commit", slow)
-        journal.append(writes.put_version(version(1), 1))
+        journal.append(rows.put_version(version(1), 1))
         told = asyncio.create_task(journal.durable(told=True))
         async with asyncio.timeout(10):
             await begun.wait()
-            journal.append(writes.put_engine(engine(serving="v1")))
+            journal.append(rows.put_engine(engine(serving="v1")))
             everything = asyncio.create_task(journal.durable())
             await asyncio.sleep(0)
             behind = asyncio.create_task(journal.durable(told=True))
@@ -176,10 +176,10 @@ async def test_who_waits_for_what_is_told_waits_for_no_engine_also_behind_others
 
 async def test_lists_are_newest_first_and_paged(place: Place) -> None:
     async with written(place()) as journal:
-        journal.append(*(writes.put_version(version(step), 1) for step in (3, 1, 2)))
-        journal.append(writes.put_version(version(1, generation=2), 2), writes.put_version(version(1, run="b"), 3))
+        journal.append(*(rows.put_version(version(step), 1) for step in (3, 1, 2)))
+        journal.append(rows.put_version(version(1, generation=2), 2), rows.put_version(version(1, run="b"), 3))
         await journal.durable()
-        found = journal.read(reads.read_versions)
+        found = journal.read(rows.read_versions)
         assert [(v.run, v.order.generation, v.order.step) for v in found] == [
             ("b", 1, 1),
             ("run", 2, 1),
@@ -188,7 +188,7 @@ async def test_lists_are_newest_first_and_paged(place: Place) -> None:
             ("run", 1, 1),
         ]
         key = (2, found[1].order.generation, found[1].order.step)
-        assert journal.read(lambda c: reads.read_versions(c, before=key)) == found[2:]
+        assert journal.read(lambda c: rows.read_versions(c, before=key)) == found[2:]
 
 
 async def test_a_store_is_read_back_as_it_was_but_trusts_no_engine(place: Place) -> None:
@@ -231,7 +231,7 @@ async def test_an_attempt_without_an_outcome_taints_its_engine(place: Place) -> 
     async with written(place()) as journal:
         last = Store(journal, SystemClock()).engines["a"]
         assert (last.known, last.contents.held) == (False, version(1).id)
-        assert len(journal.read(reads.read_open_attempts)) == 1
+        assert len(journal.read(rows.read_open_attempts)) == 1
 
 
 async def test_of_an_engine_whose_load_failed_before_the_service_died_nothing_counts_as_held(place: Place) -> None:
@@ -252,7 +252,7 @@ async def test_attempts_are_read_in_the_order_in_which_they_began_whatever_was_w
         first, second = (store.open_attempt("a", version(step).id) for step in (1, 2))
         store.close_attempt(replace(first, outcome="ACK"))
         await store.durable()
-        found = journal.read(lambda connection: reads.read_attempts(connection, limit=10))
+        found = journal.read(lambda connection: rows.read_attempts(connection, limit=10))
         assert [(attempt.id, attempt.outcome, attempt.epoch) for attempt in found] == [
             (first.id, "ACK", 7),
             (second.id, None, 7),
@@ -262,37 +262,37 @@ async def test_attempts_are_read_in_the_order_in_which_they_began_whatever_was_w
 async def test_a_fingerprint_is_written_once_and_the_last_one_counts(place: Place) -> None:
     async with written(place()) as journal:
         for found in ("first", "second"):
-            journal.append(writes.put_fingerprint("v", "c", found))
+            journal.append(rows.put_fingerprint("v", "c", found))
         await journal.durable()
-        assert journal.read(reads.read_fingerprints) == [("v", "c", "second")]
+        assert journal.read(rows.read_fingerprints) == [("v", "c", "second")]
 
 
 async def test_engines_are_dropped_and_numbers_beyond_32_bits_are_kept(place: Place) -> None:
     async with written(place()) as journal:
-        journal.append(writes.put_engine(engine()), writes.drop_engine(engine().id))
-        journal.append(writes.put_version(version(2**40), 2**33))
+        journal.append(rows.put_engine(engine()), rows.drop_engine(engine().id))
+        journal.append(rows.put_version(version(2**40), 2**33))
         await journal.durable()
-        assert journal.read(reads.read_engines) == []
-        assert [found.order.step for found in journal.read(reads.read_versions)] == [2**40]
+        assert journal.read(rows.read_engines) == []
+        assert [found.order.step for found in journal.read(rows.read_versions)] == [2**40]
 
 
 async def test_what_is_written_to_one_table_stays_in_order_where_a_batch_is_few_statements(place: Place) -> None:
     """Of a thousand engines that are put, one is dropped and one is put again: the last word about each counts."""
-    several = [writes.put_engine(engine(str(number))) for number in range(20)]
+    several = [rows.put_engine(engine(str(number))) for number in range(20)]
     later = [
-        writes.drop_engine("3"),
-        writes.put_engine(engine("4", serving="v1")),
-        writes.drop_engine("5"),
-        writes.put_engine(engine("3", serving="v2")),
+        rows.drop_engine("3"),
+        rows.put_engine(engine("4", serving="v1")),
+        rows.drop_engine("5"),
+        rows.put_engine(engine("3", serving="v2")),
     ]
-    batch = [each for one in several for each in (one, writes.put_version(version(1), 1))] + later
+    batch = [each for one in several for each in (one, rows.put_version(version(1), 1))] + later
     async with written(place()) as journal:
         journal.append(*batch)
         await journal.durable()
-        found = {each.id: each.serving for each in journal.read(reads.read_engines)}
+        found = {each.id: each.serving for each in journal.read(rows.read_engines)}
         name = "sqlite" if isinstance(journal.database, SqliteFile) else "postgresql"
     assert found == {str(number): None for number in range(20) if number != 5} | {"3": "v2", "4": "v1"}
-    statements = list(writes.in_few_statements(batch, name))
+    statements = list(rows.in_few_statements(batch, name))
     assert len(statements) == 6  # five of engines, whose order matters, and one of versions
     parameters = [values for _, values in statements]
     assert sum(map(len, parameters)) == (6 if name == "sqlite" else len(batch))  # SQLite gets many rows as one text
@@ -302,15 +302,15 @@ async def test_what_is_written_to_one_table_stays_in_order_where_a_batch_is_few_
 @given(texts=st.lists(st.text(), min_size=2, max_size=8))
 def test_rows_that_are_written_together_are_those_that_would_be_written_one_by_one(texts: list[str]) -> None:
     """Whatever is in them: what an engine says of itself is in its record, and in the configuration that it has."""
-    batch = [writes.put_engine(engine(text, reason=text)) for text in texts]
-    batch += [writes.put_attempt(_attempt(text, None if number % 2 else text)) for number, text in enumerate(texts)]
+    batch = [rows.put_engine(engine(text, reason=text)) for text in texts]
+    batch += [rows.put_attempt(_attempt(text, None if number % 2 else text)) for number, text in enumerate(texts)]
     found = list[list[object]]()
     for together in (True, False):
         database = sa.create_engine("sqlite://")
         with database.begin() as connection:
             metadata.create_all(connection)
             if together:
-                for statement, values in writes.in_few_statements(batch, "sqlite"):
+                for statement, values in rows.in_few_statements(batch, "sqlite"):
                     connection.execute(statement, values)
             else:
                 for write in batch:

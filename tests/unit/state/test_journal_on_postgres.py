@@ -15,10 +15,9 @@ from refitd.state.journal.database import JOURNAL_NAME
 from refitd.state.journal.journal import Journal
 from refitd.state.journal.leadership import HeldLead
 from refitd.state.journal.postgres import PostgresDatabase, examine_group, open_group_journal, reading_group
-from refitd.state.journal.reads import read_versions
 from refitd.state.journal.recovery import Older, Sound, open_journal
+from refitd.state.journal.rows import put_version, read_versions
 from refitd.state.journal.schema import SCHEMA_VERSION
-from refitd.state.journal.writes import put_version
 from refitd.state.records import HostLead
 from support.records import version
 

@@ -14,9 +14,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from refitd.clock import SystemClock
-from refitd.root.file_systems import mounts_now
-from refitd.root.ownership import StartRefusedError, mark_root
-from refitd.state.journal import reads
+from refitd.root.ownership import StartRefusedError, mark_root, mounts_now
+from refitd.state.journal import rows
 from refitd.state.journal.database import JOURNAL_NAME
 from refitd.state.journal.journal import Journal
 from refitd.state.journal.recovery import (
@@ -71,7 +70,7 @@ async def written(journal: Journal) -> None:
 
 def origin_of(journal: Journal) -> Origin | None:
     with closing(journal):
-        return journal.read(reads.read_origin)
+        return journal.read(rows.read_origin)
 
 
 def scribble(path: Path, at: int, data: bytes) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
-from refitd.state.journal import leadership, reads, writes
+from refitd.state.journal import leadership, rows
 from refitd.state.journal.address import PostgresAddress
 from refitd.state.journal.database import LeadLostError
 from refitd.state.journal.journal import Journal, JournalError
@@ -105,11 +105,11 @@ def test_what_a_former_leader_has_not_committed_at_the_takeover_it_never_does(
 ) -> None:
     loss = Loss()
     stale = Journal(PostgresDatabase(database, led(loss)))
-    assert stale._commit([writes.put_version(version(1), 1)]) is None
+    assert stale._commit([rows.put_version(version(1), 1)]) is None
     sql(database, "UPDATE leadership SET epoch = epoch + 1")  # as a takeover does that the former leader knows not of
-    assert isinstance(stale._commit([writes.put_version(version(2), 1)]), LeadLostError)
+    assert isinstance(stale._commit([rows.put_version(version(2), 1)]), LeadLostError)
     assert "epoch 2 after 1" in loss.wait()
-    assert stale.read(reads.read_versions) == [version(1)]
+    assert stale.read(rows.read_versions) == [version(1)]
     stale.close()
 
 
@@ -196,12 +196,12 @@ async def test_while_the_database_is_away_writes_are_kept_in_order_and_reads_say
     task = asyncio.create_task(journal.run())
     postgres.kill()
     try:
-        journal.append(writes.put_version(version(1), 1), writes.put_version(version(2), 2))
+        journal.append(rows.put_version(version(1), 1), rows.put_version(version(2), 2))
         with pytest.raises(JournalError, match="cannot be written") as told:
             await journal.durable()
         assert told.value.remedy == "it goes on by itself when the database answers"
         with pytest.raises(JournalError, match="cannot be read"):
-            journal.read(reads.read_versions)
+            journal.read(rows.read_versions)
     finally:
         await asyncio.to_thread(postgres.start)
     async with asyncio.timeout(WAIT):
@@ -211,7 +211,7 @@ async def test_while_the_database_is_away_writes_are_kept_in_order_and_reads_say
                 break
             except JournalError:
                 await asyncio.sleep(0.05)
-    assert journal.read(reads.read_versions) == [version(2), version(1)]
+    assert journal.read(rows.read_versions) == [version(2), version(1)]
     task.cancel()
     await asyncio.wait({task})
     journal.close()

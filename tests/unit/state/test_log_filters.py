@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from refitd.clock import SystemClock
-from refitd.state.journal import reads, writes
+from refitd.state.journal import rows
 from refitd.state.journal.journal import Journal
-from refitd.state.log_entry import LogFilter
+from refitd.state.observer import LogFilter
 from refitd.state.store import Store
 from refitd_client.contract.states import EngineState, LogSeverity, VersionState
 from refitd_client.contract.wire import Event
@@ -34,7 +34,7 @@ async def logging(folder: Path) -> AsyncIterator[Store]:
 async def found(store: Store, **wanted: Any) -> list[str]:
     await store.durable()
     events, _ = store.journal.read(
-        lambda connection: reads.read_log(connection, before=None, limit=50, wanted=LogFilter(**wanted))
+        lambda connection: rows.read_log(connection, before=None, limit=50, wanted=LogFilter(**wanted))
     )
     return [event.text for event in reversed(events)]
 
@@ -71,10 +71,10 @@ async def test_a_warning_is_what_failed_was_refused_or_cannot_be_reached(tmp_pat
 async def test_pages_of_a_filter_have_every_entry_once_however_rare_they_are(
     tmp_path: Path, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reads, "LOOKED_AT", 20)
-    monkeypatch.setattr(reads, "_ROWS", 10)
+    monkeypatch.setattr(rows, "LOOKED_AT", 20)
+    monkeypatch.setattr(rows, "_ROWS", 10)
     async with logging(tmp_path) as store:
-        store.journal.append(*(writes.put_event(entry(seq)) for seq in range(1, 101)))
+        store.journal.append(*(rows.put_event(entry(seq)) for seq in range(1, 101)))
         await store.durable()
         before: int | None = None
         seen, pages = list[int](), 0
@@ -88,7 +88,7 @@ async def test_pages_of_a_filter_have_every_entry_once_however_rare_they_are(
 
 def next_page(store: Store, before: int | None, limit: int) -> tuple[Sequence[Event], int | None]:
     wanted = LogFilter(run="rare")
-    return store.journal.read(lambda connection: reads.read_log(connection, before=before, limit=limit, wanted=wanted))
+    return store.journal.read(lambda connection: rows.read_log(connection, before=before, limit=limit, wanted=wanted))
 
 
 def entry(seq: int) -> Event:

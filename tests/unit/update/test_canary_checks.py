@@ -13,7 +13,7 @@ from refitd.state.journal.journal import Journal
 from refitd.state.records import CheckState, EngineRecord
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
-from refitd.update.canary import CanaryChecks, Tell
+from refitd.update.controller import CanaryChecks, Tell
 from refitd.update.targets import Targets
 from refitd_client.contract.states import EngineState
 from refitd_client.contract.wire import ReclaimPlan

@@ -16,9 +16,8 @@ from sqlalchemy import event
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from refitd.state.journal.reads import read_origin
+from refitd.state.journal.rows import put_origin, read_origin
 from refitd.state.journal.schema import SCHEMA_VERSION, metadata
-from refitd.state.journal.writes import put_origin
 from refitd.state.records import Origin
 from refitd_client.files.durable import make_folders, sync_folder
 from refitd_client.files.plain_file import open_plain

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DatabaseError, OperationalError
 
 from refitd.state.journal.database import WHEN_THERE_IS_ROOM, JournalDatabase, LeadLostError, SqliteFile
-from refitd.state.journal.writes import JournalWrite, in_few_statements
+from refitd.state.journal.rows import JournalWrite, in_few_statements
 from refitd.state.records import NEW, Origin
 
 JOURNAL_RETRY_SECONDS = 1.0

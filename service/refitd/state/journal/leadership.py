@@ -118,7 +118,6 @@ class Candidate:
         """Connect to nothing yet.
 
         Args:
-            database: the group's.
             address: where clients reach this process.
             lease: seconds after which the lock of a silent leader is free.
         """
@@ -306,7 +305,6 @@ class HeldLead:
 
     @property
     def epoch(self) -> int:
-        """The number of this lead."""
         return self.leader.epoch
 
     def why_not(self) -> str | None:

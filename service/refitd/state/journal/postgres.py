@@ -17,14 +17,12 @@ import psycopg
 import sqlalchemy as sa
 from sqlalchemy.exc import DatabaseError, DBAPIError
 
-from refitd.root.file_systems import mounts_now
-from refitd.root.ownership import StartRefusedError, mark_root
+from refitd.root.ownership import StartRefusedError, mark_root, mounts_now
 from refitd.root.scan import Listing, scan
 from refitd.state.journal.address import GROUP_NOTE, Leader, PostgresAddress
 from refitd.state.journal.database import JOURNAL_NAME
 from refitd.state.journal.journal import Journal, JournalError
 from refitd.state.journal.leadership import HeldLead, patient, read_leader
-from refitd.state.journal.reads import read_last_event, read_origin
 from refitd.state.journal.recovery import (
     NOTE_NAME,
     Condition,
@@ -38,8 +36,8 @@ from refitd.state.journal.recovery import (
     rebuilt_from,
     write_note,
 )
+from refitd.state.journal.rows import put_origin, read_last_event, read_origin
 from refitd.state.journal.schema import SCHEMA_VERSION, RecordDamagedError, metadata
-from refitd.state.journal.writes import put_origin
 from refitd.state.records import NEW, Origin
 from refitd_client.contract.naming import SERVICE_FOLDER
 
@@ -54,7 +52,6 @@ def connect(database: PostgresAddress, idle_milliseconds: int = 0) -> psycopg.Co
     """Open a connection whose commits are on disk when they return.
 
     Args:
-        database: which.
         idle_milliseconds: after which a transaction that does nothing is ended by the server; 0 for never.
 
     Raises:

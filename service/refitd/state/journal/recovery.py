@@ -40,16 +40,25 @@ import structlog
 from sqlalchemy.exc import DatabaseError
 
 from refitd.clock import SystemClock
-from refitd.root.file_systems import mounts_now
-from refitd.root.ownership import StartRefusedError, mark_root
+from refitd.root.ownership import StartRefusedError, mark_root, mounts_now
 from refitd.root.scan import Listing, scan
 from refitd.state.decisions import Decisions, decisions_path, read_decisions
 from refitd.state.journal.address import GROUP_NOTE
 from refitd.state.journal.database import JOURNAL_NAME, schema_of
 from refitd.state.journal.journal import Journal
-from refitd.state.journal.reads import read_fingerprints, read_last_event, read_origin
+from refitd.state.journal.rows import (
+    RECORDS,
+    JournalWrite,
+    put_event,
+    put_run,
+    put_update,
+    put_version,
+    read_fingerprints,
+    read_last_event,
+    read_origin,
+    row_again,
+)
 from refitd.state.journal.schema import SCHEMA_VERSION, RecordDamagedError, events, metadata
-from refitd.state.journal.writes import RECORDS, JournalWrite, put_event, put_run, put_update, put_version, row_again
 from refitd.state.records import NEW, Origin
 from refitd.state.version import VersionRecord
 from refitd.state.version_index import ListOrder
@@ -333,10 +342,6 @@ def _instead(path: Path, root: Path, why: str) -> Beginning:
 
 def rebuilt_from(root: Path, cause: str) -> Beginning:
     """How a journal begins in the place of one that is lost: with what was decided, as the root has it. Blocks.
-
-    Args:
-        root: the root.
-        cause: why it is lost.
 
     Raises:
         StartRefusedError: the root's copy of the decisions is damaged.

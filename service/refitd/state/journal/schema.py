@@ -111,7 +111,6 @@ class RecordDamagedError(Exception):
 
 
 def pack(record: object) -> bytes:
-    """The bytes to write."""
     data = msgspec.json.encode(record)
     return data + _sum(data)
 

@@ -74,10 +74,6 @@ class PublishCall:
     def checked(self, connection: Connection | None, *, of_ranks: bool = False) -> Self:
         """The same, each argument as it is used.
 
-        Args:
-            connection: where the service is.
-            of_ranks: several ranks publish.
-
         Raises:
             ValueError, TypeError: an argument cannot be one; the message names it.
         """

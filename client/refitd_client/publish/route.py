@@ -74,10 +74,7 @@ def route_of(
     """Decide how a publication goes.
 
     Args:
-        transport: what the trainer asks for; `auto` leaves it to this function.
-        weights: a state dict, a module, the path of a folder, or what several ranks agreed on.
         receivers: asks the service who can receive; None where there is none to ask.
-        durable: which versions get files.
 
     Raises:
         TransportRefusedError: what is asked for cannot work between this trainer and these engines.
@@ -116,12 +113,6 @@ def decide_route(
 ) -> PublishRoute:
     """The same where it is known who can receive. Pure.
 
-    Args:
-        transport: what the trainer asks for.
-        places: where each rank's tensors are, by rank.
-        found: what can receive, as the service says.
-        service_host: the service's host.
-
     Raises:
         TransportRefusedError: as `route_of`.
     """
@@ -153,9 +144,7 @@ def place_of_process(tensors: Sequence[Any], *, count: int, is_rank: bool = Fals
     """Where a process has its tensors.
 
     Args:
-        tensors: torch's.
         count: how many it publishes, of torch and others.
-        is_rank: it is one of several ranks.
     """
     return TrainerPlace(
         host=host_name(),

@@ -72,9 +72,7 @@ def decide(step: int, *, found: Order | None, own: Order | None) -> Order | None
     """The generation and step for a step of the trainer; None if the step is not after `own`. Pure.
 
     Args:
-        step: the trainer's step.
         found: the newest version of the run that was there before this publisher.
-        own: the last version of this publisher.
     """
     if own is not None:
         return Order(own.generation, step) if step > own.step else None

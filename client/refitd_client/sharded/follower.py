@@ -100,10 +100,6 @@ class Reader:
         No call of `use` is going on any more when this returns or raises: the files that it writes to may be closed.
 
         Args:
-            flat: the tensor, from `flat_of`.
-            begin: its first element to read.
-            end: the element after the last.
-            dtype: torch's name of the dtype to cast to.
             use: called with a piece's first element and its bytes, which are valid during the call.
 
         Returns:
@@ -239,15 +235,7 @@ class Follower:
     """A rank's state from one publication to the next: its claims, and the task that rank 0 made of them."""
 
     def __init__(self, folder: Path, naming: NamingOptions, rank: int, ranks: int, options: PublishOptions) -> None:
-        """Start the threads.
-
-        Args:
-            folder: the run's, as this rank sees it.
-            naming: names and casts.
-            rank: this one's number.
-            ranks: how many there are.
-            options: the publisher's.
-        """
+        """Start the threads."""
         self._folder = folder
         self._listed = HoldingsReader(naming)
         self._options, check_finite = options, options.check_finite
@@ -262,12 +250,7 @@ class Follower:
         self._task_claims: list[Claim] | None = None
 
     def open(self, weights: Any, call: PublishCall) -> Opening | FailedReply:
-        """Begin a publication: list what this rank holds.
-
-        Args:
-            weights: the module, or this rank's state dict.
-            call: the other arguments of `publish`.
-        """
+        """Begin a publication: list what this rank holds."""
         try:
             self._holdings = self._listed.read(weights, call.sharded or {})
             self._claims = [holding.claim for holding in self._holdings.values()]

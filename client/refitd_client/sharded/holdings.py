@@ -70,8 +70,6 @@ def holdings_of(weights: Any, options: NamingOptions, sharded: Mapping[str, Shar
     """This rank's tensors by published name.
 
     Args:
-        weights: the module, or this rank's state dict.
-        options: names and casts.
         sharded: describes plain tensors that are parts, by the trainer's name, with or without the marks of wrappers.
 
     Raises:

@@ -82,10 +82,7 @@ def runs(box: Box, shape: Sequence[int], begin: int, end: int) -> Iterator[Eleme
     """The contiguous runs of a part of a box.
 
     Args:
-        box: where it lies in the tensor.
-        shape: the tensor's.
         begin: the first element of the part, counted in the box.
-        end: the element after its last.
     """
     length = run_length(box, shape)
     while begin < end:
@@ -298,10 +295,7 @@ def lay_out(
     """Decide a version's layout.
 
     Args:
-        claims: each rank's, by rank.
         inventory: returns the names in the base model's checkpoint, None if there is none.
-        max_shard_bytes: the size of a file, None for the default.
-        check_finite: whether NaN and infinity are refused.
 
     Raises:
         InvalidWeightsError: ranks disagree about a tensor, or hold no whole one together.

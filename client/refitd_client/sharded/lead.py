@@ -56,13 +56,7 @@ class Lead:
         self._lent = LentLayout()
 
     def publish(self, opening: Opening | FailedReply, follower: Follower, call: PublishCall) -> Publication:
-        """Lead a publication, and tell all ranks how it ended.
-
-        Args:
-            opening: rank 0's own.
-            follower: rank 0's own, which carries orders out.
-            call: what rank 0 asks for.
-        """
+        """Lead a publication, and tell all ranks how it ended."""
         try:
             doing = f"come to publish step {call.step}"
             openings: list[Opening | FailedReply] = self._rank_group.hear_all(opening, doing)
@@ -134,12 +128,6 @@ def agree(
     inventory: Callable[[], frozenset[str] | None],
 ) -> AgreedLayout:
     """Make the layout of what all ranks hold, or take the last one if nothing has changed.
-
-    Args:
-        openings: the ranks', by rank.
-        last: the layout that was last agreed on.
-        options: rank 0's publisher's.
-        inventory: returns the names in the base model's checkpoint, None if there is none.
 
     Raises:
         StepConflictError: ranks are at different steps.

@@ -55,12 +55,7 @@ class SentPart:
 
 
 def sent_parts(parts: Sequence[WritePart], claims: Sequence[Claim]) -> tuple[list[SentPart], int]:
-    """What one rank sends, and how many bytes of memory that takes.
-
-    Args:
-        parts: what it writes.
-        claims: what it holds.
-    """
+    """What one rank sends, and how many bytes of memory that takes."""
     by_name = {claim.name: claim for claim in claims}
     found: list[SentPart] = []
     for part in parts:
@@ -118,9 +113,6 @@ def each_part(
     whatever its error: the others wait for it in a collective, and would wait for ever.
 
     Args:
-        holdings: this rank's tensors, by published name.
-        parts: what is to be done of each, by name.
-        do: called with the holding, its plain local tensor and the part.
         names: the tensors of the version, in the order in which all ranks go through them; None for all, by name.
     """
     failure: Exception | None = None
@@ -155,9 +147,7 @@ def published(holding: Holding, local: Any, part: SentPart) -> Any:
     """The elements of a part in the published dtype: a view where they lie so.
 
     Args:
-        holding: the tensor.
         local: this rank's part of it; None where that is to be looked up.
-        part: which elements.
     """
     local = holding.local() if local is None else local
     flat = flat_box(local, holding.claim.boxes, part.part.box)[part.part.begin : part.part.end]
@@ -165,13 +155,7 @@ def published(holding: Holding, local: Any, part: SentPart) -> Any:
 
 
 def part_input(part: SentPart, flat: Any, *, check_finite: bool) -> PartInput:
-    """The elements of a part, as they are scanned.
-
-    Args:
-        part: which they are.
-        flat: the elements, in the published dtype.
-        check_finite: whether NaN and infinity count.
-    """
+    """The elements of a part, as they are scanned."""
     from refitd_client.fingerprint.device import INTEGERS
 
     width = width_of(part.entry.dtype)
@@ -218,7 +202,6 @@ class PartScanner:
         Args:
             parts: the parts. The very same sequence means the same parts.
             addresses: of each part's first byte: its elements lie together in the published dtype.
-            device: where all of them are.
         """
         if not parts:
             return []

@@ -148,12 +148,7 @@ class RankPublisher:
         raise PublishError(f"whether step {step} begins a generation is known when all ranks publish it: see `begun`")
 
     def publish(self, weights: Any, call: PublishCall) -> Publication:
-        """Publish this rank's part, as `WeightPublisher.publish` does.
-
-        Args:
-            weights: the module, or this rank's state dict.
-            call: the other arguments.
-        """
+        """Publish this rank's part, as `WeightPublisher.publish` does."""
         self._rank_group.require_whole()
         with self._call():
             try:

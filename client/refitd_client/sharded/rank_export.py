@@ -36,13 +36,7 @@ class RankExport:
     """The shards of one rank. Nothing is begun before the first hand-over or transfer."""
 
     def __init__(self, folder: Path, rank: int, *, check_finite: bool) -> None:
-        """Remember where.
-
-        Args:
-            folder: the run's, as this rank sees it.
-            rank: this one's number.
-            check_finite: whether NaN and infinity count.
-        """
+        """Remember where."""
         self._folder, self.rank = folder, rank
         self.sender = TensorSender(folder, f"rank {rank}")
         self._check_finite, self._scanner = check_finite, PartScanner(check_finite=check_finite)
@@ -59,12 +53,6 @@ class RankExport:
         self, order: LendOrder, task: RankTask, claims: Sequence[Claim], holdings: Mapping[str, Holding]
     ) -> LentReply:
         """Scan the parts of a task, and say where they lie.
-
-        Args:
-            order: rank 0's.
-            task: what this rank writes, and lends.
-            claims: what it holds.
-            holdings: its tensors.
 
         Raises:
             DriverError, NotSharedError, NoTransferError: other processes cannot read the memory.

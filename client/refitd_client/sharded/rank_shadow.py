@@ -54,10 +54,6 @@ from refitd_client.write.plan import changes_not_finite
 def compared_parts(claims: Sequence[Sequence[Claim]], layout: ShardedLayout) -> list[list[WritePart]]:
     """The parts that each rank compares: those that it writes, or of what is redistributed those that it holds.
 
-    Args:
-        claims: each rank's, by rank.
-        layout: what was made of them.
-
     Raises:
         InvalidWeightsError: ranks hold a tensor in ways that do not fit each other before it is redistributed.
     """
@@ -118,7 +114,6 @@ class IndexMap:
         """Translate indices of the part into those of the whole tensor.
 
         Args:
-            at: the part's.
             out: where they go, an array of `kind`.
         """
         sides = self._sides
@@ -157,8 +152,6 @@ def join(pieces: Sequence[tuple[Indices, Bits]], indices: Indices, values: Bits)
 
     Args:
         pieces: indices and bits. Each is in strict order, and no two have an index in common.
-        indices: where all indices go.
-        values: where all bits go.
     """
     ordered = sorted((piece for piece in pieces if len(piece[0])), key=lambda piece: int(piece[0][0]))
     np.concatenate([piece[0] for piece in ordered], out=indices)

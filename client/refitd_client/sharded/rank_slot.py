@@ -64,13 +64,7 @@ class WriterProgress:
     """One rank's row, as that rank says it. For one thread."""
 
     def __init__(self, fd: int, names: Iterable[str], rank: int) -> None:
-        """Nothing is said yet.
-
-        Args:
-            fd: the open file.
-            names: of the shards.
-            rank: the row's number.
-        """
+        """Nothing is said yet."""
         self._fd, shards = fd, sorted(names)
         first = rank * len(shards)
         self._place = {name: (first + number) * _NUMBER_BYTES for number, name in enumerate(shards)}
@@ -141,8 +135,6 @@ class SlotGpu:
         Args:
             address: of the part's first byte on the GPU. What was made along this stream may be freed when this
                 returns.
-            file: the file.
-            piece: which bytes of the part go where.
         """
         is_registered = file.register(partial(register, device=self._device))
         strip, source = piece.strip, address + piece.at
@@ -179,10 +171,7 @@ class SlotCopier:
         """Map nothing yet.
 
         Args:
-            rank: this rank's number.
-            ranks: how many there are.
             threads: this rank's share of the processors.
-            check_finite: whether NaN and infinity are refused.
         """
         self._rank, self._ranks, self._threads = rank, ranks, threads
         self._mappings = Mappings()
@@ -203,10 +192,6 @@ class SlotCopier:
         """Copy this rank's parts, and begin to digest its blocks. The tensors may change when it returns.
 
         Args:
-            folder: the staging folder, which was a slot.
-            task: what this rank writes.
-            claims: what it holds.
-            holdings: its tensors, all on one GPU.
             fingerprinted: whether fingerprints are wanted.
 
         Returns:
@@ -254,11 +239,6 @@ class SlotShare:
 
     def __init__(self, folder: Path, names: Sequence[str], mappings: Mappings) -> None:
         """Open and map the files.
-
-        Args:
-            folder: the staging folder, which was a slot.
-            names: of the files.
-            mappings: of slots' files.
 
         Raises:
             PublishError: a file cannot be written through a mapping here.
@@ -315,13 +295,6 @@ class SlotShare:
         self, plan: SlotPlan, holdings: Mapping[str, Holding], rank: int, scans: Scans, scanner: PartScanner
     ) -> None:
         """Copy everything.
-
-        Args:
-            plan: what is copied.
-            holdings: this rank's tensors.
-            rank: this rank's number.
-            scans: gets what is found in it.
-            scanner: scans what lies as it is published.
 
         Raises:
             InvalidWeightsError: a part holds values that are not finite.

@@ -113,8 +113,6 @@ def offered_layout(agreed: AgreedLayout, places: Sequence[Sequence[LentPart]], l
     """An offer's layout, without the host. Pure.
 
     Args:
-        agreed: the version's tensors.
-        places: what each rank lends, by rank.
         locks: the names of their locks, by rank; "" for rank 0.
     """
     parts: dict[str, list[OfferedPart]] = {}

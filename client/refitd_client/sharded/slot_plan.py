@@ -53,11 +53,7 @@ def slot_parts(
     """The parts of a rank in the order of the files, cut into pieces of at most `most` bytes.
 
     Args:
-        parts: what the rank writes.
-        locations: where each tensor lies.
-        sizes: of the files.
         made: tensors that come last, since they do not lie as they are published.
-        most: bytes of a piece.
     """
 
     def turn(each: SentPart) -> tuple[bool, int, int]:
@@ -189,14 +185,7 @@ class Scans:
 def made_plan(
     task: RankTask, claims: Sequence[Claim], sizes: Sequence[int], holdings: Mapping[str, Holding]
 ) -> SlotPlan:
-    """Work it out.
-
-    Args:
-        task: what this rank writes.
-        claims: what it holds.
-        sizes: of the files.
-        holdings: its tensors.
-    """
+    """Work it out."""
     sent = sent_parts(task.parts, claims)[0]
     places = {id(each): lying(holdings[each.entry.name], each) for each in sent}
     made = {each.entry.name for each in sent if places[id(each)] is None}

@@ -165,12 +165,7 @@ class GroupChild:
     """
 
     def __init__(self, role: Literal["send", "receive", "join"], environment: Mapping[str, str] | None = None) -> None:
-        """Nothing is begun yet.
-
-        Args:
-            role: what it does.
-            environment: variables that it gets besides this process's.
-        """
+        """Nothing is begun yet."""
         self._role, self._environment = role, dict(environment or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._line: socket.socket | None = None
@@ -191,7 +186,6 @@ class GroupChild:
         """Give an order, and wait for the reply.
 
         Args:
-            order: the order.
             within: seconds after which the process is ended.
             stop: once set, the process is told to stop waiting, and ended if it does not.
 
@@ -278,7 +272,6 @@ def serve(line: socket.socket, work: Work, end: Callable[[], None]) -> None:
     """Carry out orders until the parent is gone; then the process ends, whatever it does.
 
     Args:
-        line: this process's end of the socket.
         work: carries out one order. It raises nothing.
         end: removes what would outlive the process.
     """

@@ -77,11 +77,6 @@ class DeviceMemory:
     def tensor(self, place: DevicePlace, dtype: str, shape: tuple[int, ...]) -> Any:
         """A view of a tensor, for the device that is current in this thread. It must only be read.
 
-        Args:
-            place: where it lies.
-            dtype: safetensors' name.
-            shape: its shape.
-
         Raises:
             DriverError: the process is gone, it is this one, or the GPUs cannot reach each other; the tensor ends
                 beyond its allocation, where the driver says its size; or it lies on another GPU, of whose memory torch

@@ -214,10 +214,6 @@ class ExportTarget:
     def tell(self, *, offer: str | None = None, failed: str | None = None) -> None:
         """Send the notice of a version without files.
 
-        Args:
-            offer: the name of the offer's file.
-            failed: why the files will never come.
-
         Raises:
             ServiceError: it is refused, or the service does not answer.
             OSError, ValueError: there is no token to send.
@@ -251,7 +247,6 @@ class TensorExport:
         """Export the tensors until engines have answered. If nothing is exported, the result says why.
 
         Args:
-            content: the version.
             stage: takes what its files need of the tensors.
 
         Returns:
@@ -320,10 +315,6 @@ class Handover:
 
     def __init__(self, target: ExportTarget, exported: Exported) -> None:
         """Offer the tensors, and tell the service.
-
-        Args:
-            target: the version, and the service.
-            exported: its tensors.
 
         Raises:
             InvalidWeightsError: a tensor is not finite.

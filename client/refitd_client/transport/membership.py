@@ -151,13 +151,9 @@ class BroadcastGroup:
 
         Args:
             backend: `gloo` or `nccl`; with `nccl` on the first GPU that this process sees.
-            store: the first sender's.
             number: the group's, which no other group has.
-            rank: this member's.
-            size: how many members there are.
             host: the address of the first sender's store: Gloo takes the address of this host from which it is reached.
             streams: connections between any two members, over Gloo.
-            waiting: until when all have to have joined.
 
         Raises:
             TransferError: not all have joined in time.
@@ -252,14 +248,6 @@ class LaneMember:
     def follow(self, go: Go, name: str, backend: Backend, store: Any, host: str, waiting: WaitLimit) -> None:
         """Be a member of the lanes that `go` names: those that stand, or new ones.
 
-        Args:
-            go: the first sender's word.
-            name: this member's.
-            backend: `gloo` or `nccl`.
-            store: the first sender's.
-            host: the address of the store.
-            waiting: until when all have to have joined.
-
         Raises:
             TransferError: there is no script for this member, or not all have joined in time.
         """
@@ -286,10 +274,6 @@ class LaneMember:
         """Do all that the script says. Returns the bytes that this member's lanes have brought to their receivers.
 
         Args:
-            memory: what this member sends from, or receives into.
-            backend: that of the lanes.
-            waiting: until when all has to be done.
-            sends: whether it is a sender.
             places: where tensors lie in a receiver's memory that has not the whole version.
 
         Raises:

@@ -58,9 +58,6 @@ def boot_id() -> str:
 def own_address(other: str) -> str:
     """The address of this host from which another host is reached. Nothing is sent.
 
-    Args:
-        other: the other host's name or address.
-
     Raises:
         OSError: it has no address, or there is no way to it.
     """
@@ -148,11 +145,6 @@ class HostMemory:
     def tensor(self, place: HostPlace, dtype: str, shape: tuple[int, ...]) -> Any:
         """A view of a tensor. Writes to it stay in this process.
 
-        Args:
-            place: where it lies.
-            dtype: safetensors' name.
-            shape: its shape.
-
         Raises:
             OSError: the file is gone, or may not be read.
             ValueError: it is shorter than the tensor.
@@ -175,12 +167,6 @@ class HostMemory:
 
 def view(memory: mmap.mmap, offset: int, dtype: str, shape: tuple[int, ...]) -> Any:
     """A tensor in mapped memory.
-
-    Args:
-        memory: the mapping.
-        offset: of the first byte.
-        dtype: safetensors' name.
-        shape: the tensor's.
 
     Raises:
         ValueError: it ends beyond the mapping.

@@ -91,11 +91,6 @@ def path_of(root: Path, receiver: str, digest: str) -> Path:
 def read_needs(root: Path, receiver: str, digest: str) -> RankNeeds:
     """Read what a rank needs.
 
-    Args:
-        root: refitd's root.
-        receiver: the rank's name.
-        digest: what the rank says of it.
-
     Raises:
         NeedsRefusedError: it is another one, or malformed.
         OSError: it is not there, or cannot be read.
@@ -188,7 +183,6 @@ def packed_layout(sizes: Sequence[int], needs: Mapping[int, Sequence[Strip]]) ->
     """The places of tensors of which some bytes are needed. No two needed bytes have the same place.
 
     Args:
-        sizes: the tensors' in bytes.
         needs: the bytes of each that are needed, by its number. Of those that are not there none is.
     """
     together = sorted(_together(sizes, needs), key=lambda each: each.begin - max(each.after, 0))

@@ -212,9 +212,6 @@ def offer_with(layout: OfferLayout, version: str, fingerprints: Sequence[int], l
     """An offer of a version.
 
     Args:
-        layout: where the tensors lie.
-        version: the version's id.
-        fingerprints: the tensors', in the layout's order.
         line: the layout as JSON, if it is known: encoding it takes longer than the rest.
     """
     line = msgspec.json.encode(layout) if line is None else line
@@ -238,8 +235,6 @@ def unseal(data: bytes, secret: bytes, known: Offer | None = None) -> Offer:
     """Read an offer from an untrusted writer.
 
     Args:
-        data: the bytes of its file.
-        secret: the root's.
         known: an offer that was read before. If the layouts are equal, the result has the same object.
 
     Raises:

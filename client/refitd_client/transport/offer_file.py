@@ -142,11 +142,6 @@ class ImportedTensors:
     def __init__(self, path: Path, secret: bytes, known: Offer | None = None) -> None:
         """Read the offer, without a lock: the trainer does not wait for that.
 
-        Args:
-            path: the offer's file.
-            secret: the root's.
-            known: as in `offer.unseal`.
-
         Raises:
             OfferRefusedError: it was withdrawn, or is malformed.
             OSError: it is gone, or cannot be read.

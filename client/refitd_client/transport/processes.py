@@ -129,10 +129,6 @@ class SenderProcess:
     def send(self, order: Send, stopped: Callable[[], bool]) -> TransferSent:
         """Send what the trainer process has.
 
-        Args:
-            order: what to send, and to whom.
-            stopped: whether the wait is not wanted any more.
-
         Raises:
             TransferError: nothing has arrived, or it is not known what has.
         """
@@ -250,8 +246,6 @@ class StagedTensors:
         """Allocate it.
 
         Args:
-            offered: names, dtypes and shapes.
-            places: where each lies.
             owner: the receiver's name in the transfer, which no other rank has. Files of a process that had it before,
                 and was killed, are removed.
             on_device: on the GPU, where there is room.

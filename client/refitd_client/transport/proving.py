@@ -97,12 +97,6 @@ class KnownNeeds:
 def prove_needed(offer: Offer, tensors: Mapping[str, Any], digest: str, needs: RankNeeds) -> None:
     """Hold what a receiver needs against the offer. Tensors that it does not need are not looked at.
 
-    Args:
-        offer: the trainer's.
-        tensors: what has arrived, by name.
-        digest: of the needs.
-        needs: what was sent to this receiver, of the offer's tensors.
-
     Raises:
         TransferError: something else has arrived, or the offer does not say what it should be.
     """
@@ -139,9 +133,7 @@ def sent_slices(
     """What the needed bytes of what one sender has add to the fingerprints of tensors that are needed in part.
 
     Args:
-        memory: what it sends from.
         held: where its strips are in there, by the tensors' names.
-        dtypes: the tensors', as safetensors names them.
         partial: the needed strips, by name.
     """
     inputs: list[tuple[str, PartInput]] = []

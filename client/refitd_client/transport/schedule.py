@@ -213,7 +213,6 @@ def schedule(
     Args:
         held: what each sender sends, by its number. Together they have each byte of the version once.
         places: where each tensor begins in the receivers' memory, in bytes.
-        needs: what each receiver needs, by its name.
         most: bytes of a block.
     """
     wanted = [*_classes(len(places), needs)]

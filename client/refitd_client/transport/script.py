@@ -237,10 +237,7 @@ def decide_lanes(
 
     Args:
         senders: what each sender but the first has said; None for one that has said nothing in time.
-        receivers: the same of the receivers that were invited.
         standing: the lanes of the transfer before, None where there are none or one has failed.
-        table: what is sent and needed.
-        backend: of the groups that are wanted.
         numbered: the number of the last lanes that were made.
     """
     for name, said in senders.items():

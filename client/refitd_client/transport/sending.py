@@ -68,7 +68,6 @@ class TensorSender:
         """Begin nothing.
 
         Args:
-            folder: the run's.
             owner: tells this sender from others of the run. Shared memory that a killed one has left is removed.
         """
         self._owner = hashlib.sha256(f"{folder}\0{owner}".encode()).hexdigest()[:16]
@@ -82,7 +81,6 @@ class TensorSender:
         """Memory of so many bytes, which no process reads any more: the same as before where it has the size.
 
         Args:
-            nbytes: the size.
             place: torch's device: a GPU, or the host, where it is shared memory.
 
         Returns:
@@ -120,9 +118,7 @@ class TensorSender:
         """Begin a transfer as its first sender: the one that has the store.
 
         Args:
-            to: the receivers.
             layout: where what this one sends lies.
-            senders: how many send.
 
         Raises:
             NoTransferError: the process cannot be begun, or the service's host cannot be reached.
@@ -159,10 +155,7 @@ class TensorSender:
         """Send, and wait for what the receivers say. Nothing of it must change before this returns or raises.
 
         Args:
-            transfer: the transfer, as the first sender has begun it.
             layout: where what this one sends lies, in pieces.
-            stop: once set, it does not wait for receivers any more.
-            number: this sender's.
             table: what the first sender plans from.
 
         Raises:

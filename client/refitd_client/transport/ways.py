@@ -61,12 +61,7 @@ class Choice:
 
 
 def choose(places: Sequence[TrainerPlace], found: Receivers) -> Choice:
-    """The fastest transport that reaches all engine ranks for sure, else files.
-
-    Args:
-        places: where each rank's tensors are, by rank.
-        found: what can receive, as the service says.
-    """
+    """The fastest transport that reaches all engine ranks for sure, else files."""
     hindrances: list[str] = []
     for transport in FASTEST:
         if (hindrance := hinders(transport, places, found)) is None:
@@ -80,13 +75,7 @@ def choose(places: Sequence[TrainerPlace], found: Receivers) -> Choice:
 
 
 def hinders(transport: Transport, places: Sequence[TrainerPlace], found: Receivers) -> str | None:
-    """Why a transport is not sure to reach all engine ranks, as a sentence that says what else to do; None if it is.
-
-    Args:
-        transport: the transport.
-        places: where each rank's tensors are, by rank.
-        found: as in `choose`.
-    """
+    """Why a transport is not sure to reach all engine ranks, as a sentence that says what else to do; None if it is."""
     if transport not in {"handover", "nccl", "gloo"}:
         return None
     if not found.receivers:
@@ -101,12 +90,7 @@ def hinders(transport: Transport, places: Sequence[TrainerPlace], found: Receive
 
 
 def rules_out_handover(places: Sequence[TrainerPlace], found: Receivers) -> str | None:
-    """Why a hand-over would bring nothing but files, as a sentence; None where some engine may take it.
-
-    Args:
-        places: where each rank's tensors are, by rank.
-        found: as in `choose`.
-    """
+    """Why a hand-over would bring nothing but files, as a sentence; None where some engine may take it."""
     first, receivers = places[0], found.receivers
     if not receivers:
         return _none_receives(found)

@@ -67,7 +67,6 @@ class Lanes:
             raise
 
     def add(self, job: Job) -> None:
-        """Add one more job."""
         self._jobs.put(job)
 
     def close(self) -> None:
@@ -128,7 +127,6 @@ class _Worker(Thread):
         self.inbox: SimpleQueue[tuple[Callable[[], None], str, Event] | None] = SimpleQueue()
 
     def run(self) -> None:
-        """Do one work after the other."""
         while (task := self.inbox.get()) is not None:
             work, self.name, done = task
             try:

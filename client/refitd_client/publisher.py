@@ -33,8 +33,7 @@ from refitd_client.http.connection import connect_to
 from refitd_client.http.publisher_client import ReceiversQuery, newest_known
 from refitd_client.publish.attempt import PublishAttempt, PublishCall, PublisherContext
 from refitd_client.publish.bucket_target import begun_target, bucket_at, spool_folder
-from refitd_client.publish.durability import DurabilityPolicy
-from refitd_client.publish.options import Block, PublishOptions, Sharded
+from refitd_client.publish.options import Block, DurabilityPolicy, PublishOptions, Sharded
 from refitd_client.publish.publication import Background, PendingPublication, Publication, Turn
 from refitd_client.publish.route import route_of
 from refitd_client.publish.run_folder import RunFolder

@@ -42,8 +42,7 @@ from refitd_client.files.durable import Mappings
 from refitd_client.http.connection import Connection
 from refitd_client.http.publisher_client import root_name
 from refitd_client.publish.bucket_target import BucketTarget
-from refitd_client.publish.durability import with_policy
-from refitd_client.publish.options import Block, Sharded
+from refitd_client.publish.options import Block, Sharded, with_policy
 from refitd_client.publish.publication import CommittedFacts, PendingPublication, Publication, announce
 from refitd_client.publish.run_folder import RunFolder
 from refitd_client.publish.tracing import PublishTrace

@@ -1,6 +1,18 @@
-"""What a publisher is opened with, and how ranks describe their parts."""
+"""What a publisher is opened with, and how ranks describe their parts.
+
+Which versions get files where engines take them from the trainer's memory (`durable`): all, one of some, or none. A
+version without files lasts as long as the engines that hold it. One that restarts goes back to the newest version with
+files, and so does a rollback.
+
+    always     files follow each version
+    every=N    files follow the first version of a publisher, and then one of N
+    never      files are written only where not every engine has taken the version from memory
+
+A version that engines do not all take always gets files, whatever the policy is: nothing else could bring it to them.
+"""
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from math import inf
@@ -8,11 +20,59 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
+from refitd_client.contract.naming import DURABLE_KEY
 from refitd_client.delta.change import DeltaRules
 from refitd_client.publish.bucket_target import KEEP
-from refitd_client.publish.durability import DurabilityPolicy
 from refitd_client.write.content import BaseModel
 from refitd_client.write.plan import Rename
+
+ALWAYS = "always"
+NEVER = "never"
+_EVERY = re.compile(r"every=([1-9]\d{0,8})")
+
+
+@dataclass(frozen=True, slots=True)
+class DurabilityPolicy:
+    """One version of `every` gets files; none where it is None. `text` is how the trainer said it."""
+
+    text: str
+    every: int | None
+
+    @classmethod
+    def of(cls, text: str) -> "DurabilityPolicy":
+        """Read what the trainer says.
+
+        Raises:
+            ValueError: it is none of `always`, `never` and `every=N`.
+        """
+        if text in {ALWAYS, NEVER}:
+            return cls(text, 1 if text == ALWAYS else None)
+        if (match := _EVERY.fullmatch(text)) is None:
+            raise ValueError(f"durable is {text!r}: it is 'always', 'never', or 'every=10' for one version of ten")
+        return cls(text, int(match[1]))
+
+    @property
+    def is_always(self) -> bool:
+        return self.every == 1
+
+    def of_next(self, since: int | None) -> str | None:
+        """The policy in words if the next version needs no files where engines take it; None if it gets some.
+
+        Args:
+            since: how many versions this publisher has published since the last with files; None before the first.
+        """
+        gets_files = self.every is not None and (since is None or since + 1 >= self.every)
+        return None if gets_files else self.text
+
+
+ALL = DurabilityPolicy(ALWAYS, 1)
+
+
+def with_policy(metadata: dict[str, str], policy: str | None) -> dict[str, str]:
+    """An offer's metadata. The service reads the policy there, so what a trainer says under that key is left out."""
+    said = {key: text for key, text in metadata.items() if key != DURABLE_KEY}
+    return said if policy is None else said | {DURABLE_KEY: policy}
+
 
 Block = Literal["committed", "staged"]
 
@@ -93,7 +153,6 @@ class PublishOptions:
         DurabilityPolicy.of(self.durable)
 
     def given(self) -> Mapping[str, Any]:
-        """The options by name."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
     def base(self) -> BaseModel | None:

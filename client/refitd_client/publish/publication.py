@@ -247,7 +247,6 @@ class Publication:
 
     @property
     def notice(self) -> Notice:
-        """What goes to the service."""
         return self._facts.notice
 
     @property

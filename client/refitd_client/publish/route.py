@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from refitd_client.contract.plugin import Receivers
 from refitd_client.errors import ServiceError, TransportRefusedError
 from refitd_client.http.publisher_client import ReceiversQuery
-from refitd_client.publish.durability import ALL, DurabilityPolicy
+from refitd_client.publish.options import ALL, DurabilityPolicy
 from refitd_client.transport.device import uuid_of
 from refitd_client.transport.memory import boot_id, host_name
 from refitd_client.transport.sending import Destination, available, is_sharable

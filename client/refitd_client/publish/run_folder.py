@@ -196,7 +196,6 @@ class RunFolder:
         )
 
     def folder_of(self, order: Order) -> Path:
-        """Where a version goes."""
         return self.path / version_folder(order)
 
     def record(self, order: Order, scratch: Path) -> None:

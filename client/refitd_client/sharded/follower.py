@@ -235,7 +235,6 @@ class Follower:
     """A rank's state from one publication to the next: its claims, and the task that rank 0 made of them."""
 
     def __init__(self, folder: Path, naming: NamingOptions, rank: int, ranks: int, options: PublishOptions) -> None:
-        """Start the threads."""
         self._folder = folder
         self._listed = HoldingsReader(naming)
         self._options, check_finite = options, options.check_finite
@@ -312,7 +311,6 @@ class Follower:
         self.export.end()
 
     def release(self) -> None:
-        """Release the tensors."""
         self._slot.end()
         self.export.stop()
         self.shadow.release()

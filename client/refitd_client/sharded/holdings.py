@@ -99,7 +99,6 @@ class HoldingsReader:
     """
 
     def __init__(self, options: NamingOptions) -> None:
-        """`options`: names and casts."""
         self._options = options
         self._key: Any = None
         self._claims: list[tuple[str, Claim, tuple[Any, ...] | None]] = []

@@ -40,7 +40,6 @@ class Box:
 
     @property
     def count(self) -> int:
-        """How many elements it has."""
         return prod(self.shape)
 
 

@@ -7,7 +7,7 @@ from refitd_client.contract.manifest import ManifestFile
 from refitd_client.delta.change import DeltaRules, Indices
 from refitd_client.errors import ServiceError
 from refitd_client.fingerprint import Bits
-from refitd_client.publish.durability import ALWAYS
+from refitd_client.publish.options import ALWAYS
 from refitd_client.publish.publication import Publication
 from refitd_client.sharded.layout import Claim, Location, WritePart
 from refitd_client.transport.child import TransferSent

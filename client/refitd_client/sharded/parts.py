@@ -43,7 +43,6 @@ class SentPart:
 
     @property
     def nbytes(self) -> int:
-        """The part's bytes."""
         return (self.part.end - self.part.begin) * self.item
 
     def rows(self, width: int) -> list[ElementRows]:

@@ -36,7 +36,6 @@ class RankExport:
     """The shards of one rank. Nothing is begun before the first hand-over or transfer."""
 
     def __init__(self, folder: Path, rank: int, *, check_finite: bool) -> None:
-        """Remember where."""
         self._folder, self.rank = folder, rank
         self.sender = TensorSender(folder, f"rank {rank}")
         self._check_finite, self._scanner = check_finite, PartScanner(check_finite=check_finite)

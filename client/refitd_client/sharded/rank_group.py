@@ -245,7 +245,6 @@ class RankMessages:
             work.wait(timedelta(seconds=max(timeout, 1.0)))
 
     def expect(self, source: int) -> tuple[Any, Any]:
-        """Begin to receive a message."""
         numbers = self._torch.zeros(2, dtype=self._torch.int64)
         return numbers, self._distributed.irecv(numbers, src=self._ranks[source], group=self._group)
 

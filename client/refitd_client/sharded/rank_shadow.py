@@ -107,7 +107,6 @@ class IndexMap:
 
     @property
     def kind(self) -> type[np.uint32] | type[np.uint64]:
-        """The type of indices in the whole tensor."""
         return index_type(prod(self.shape))
 
     def to_whole(self, at: Indices, out: Indices) -> None:
@@ -171,7 +170,6 @@ class ComparedPart:
 
     @property
     def name(self) -> str:
-        """The tensor's."""
         return self.sent.entry.name
 
 
@@ -199,7 +197,6 @@ class RankShadow:
             self.drop()
 
     def drop(self) -> None:
-        """Free the copy."""
         if self._shadows is not None:
             self._shadows.close()
         self._number, self._shadows, self._parts, self._sums = 0, None, [], {}

@@ -229,7 +229,6 @@ class SlotCopier:
             share.end()
 
     def close(self) -> None:
-        """Release the files."""
         self.end()
         self._mappings.close()
 

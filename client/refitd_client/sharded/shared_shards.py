@@ -69,7 +69,6 @@ class ShadowCount:
     number: int = 0
 
     def begin(self) -> int:
-        """Count another one. It does not stand yet."""
         self.made, self.number = self.made + 1, 0
         return self.made
 
@@ -224,7 +223,6 @@ class SharedShards:
 
     @property
     def tensors(self) -> dict[str, list[Entry]]:
-        """What is in each shard."""
         return self.agreed.layout.shards.tensors
 
     @property

@@ -153,7 +153,6 @@ class SlotPlan:
 
     @cached_property
     def addresses(self) -> list[int]:
-        """Where they lie."""
         return [address for _, address in self.lying]
 
 

@@ -165,7 +165,6 @@ class GroupChild:
     """
 
     def __init__(self, role: Literal["send", "receive", "join"], environment: Mapping[str, str] | None = None) -> None:
-        """Nothing is begun yet."""
         self._role, self._environment = role, dict(environment or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._line: socket.socket | None = None
@@ -179,7 +178,6 @@ class GroupChild:
 
     @property
     def pid(self) -> int | None:
-        """The process's id; None where there is none."""
         return None if self._process is None else self._process.pid
 
     def ask(self, order: Order, within: float, stop: Event | None = None) -> Reply:

@@ -94,7 +94,6 @@ class HandoverState:
     layouts: LayoutCache = field(default_factory=LayoutCache)
 
     def close(self) -> None:
-        """End the process that sends."""
         self.sender.close()
 
 
@@ -208,7 +207,6 @@ class ExportTarget:
 
     @property
     def version(self) -> str:
-        """The version's id."""
         return version_id(self.run, self.order)
 
     def tell(self, *, offer: str | None = None, failed: str | None = None) -> None:

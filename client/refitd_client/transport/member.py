@@ -49,7 +49,6 @@ class MemberProcess:
         self._device = "cpu"
 
     def work(self, order: Order, stopped: Callable[[], bool]) -> Reply:
-        """Carry out one order."""
         try:
             match order:
                 case LookAround():

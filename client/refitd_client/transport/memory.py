@@ -258,7 +258,6 @@ class PreparedOffer:
         return self._known.layout
 
     def offer(self, version: str, fingerprints: Sequence[int]) -> Offer:
-        """Offer them as a version."""
         return offer_with(self._known.layout, version, fingerprints, self._known.line)
 
 

@@ -74,7 +74,6 @@ class DevicePlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_f
 
     @property
     def allocation(self) -> "Allocation":
-        """The allocation that it lies in."""
         return self.handle, self.serial
 
 
@@ -91,7 +90,6 @@ class OfferedPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def nbytes(self) -> int:
-        """Its bytes."""
         return self.width * self.rows
 
     @property
@@ -113,7 +111,6 @@ class OfferedTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
 
     @property
     def nbytes(self) -> int:
-        """Its bytes."""
         return prod(self.shape) * BITS[self.dtype] // 8
 
     @property

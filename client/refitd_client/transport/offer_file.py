@@ -179,12 +179,10 @@ class ImportedTensors:
             raise OfferRefusedError("the offer was withdrawn, or its trainer is gone")
 
     def release(self) -> None:
-        """Release the lock, if it is held."""
         if self._fd is not None:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Close the file, which releases the lock, too."""
         fd, self._fd = self._fd, None
         if fd is not None:
             os.close(fd)

@@ -110,7 +110,6 @@ class SenderProcess:
         self._numbered = 0
 
     def work(self, order: Order, stopped: Callable[[], bool]) -> Reply:
-        """Carry out one order."""
         try:
             match order:
                 case Open(host):
@@ -309,7 +308,6 @@ class ReceiverProcess:
         self._exported: ExportedTensors | None = None
 
     def work(self, order: Order, stopped: Callable[[], bool]) -> Reply:
-        """Carry out one order."""
         if not isinstance(order, Receive):
             return OrderFailed("it is a receiver, and sends nothing")
         try:

@@ -31,7 +31,6 @@ class Strip(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """How many bytes it has."""
         return self.width * self.rows
 
     @property
@@ -173,7 +172,6 @@ class StripMove(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """How many bytes it moves."""
         return self.width * self.rows
 
 
@@ -193,7 +191,6 @@ class Block:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes it has."""
         return sum(move.nbytes for move in self.moves)
 
 

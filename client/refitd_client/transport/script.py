@@ -100,13 +100,11 @@ class BlockWord(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def moves(self) -> list[tuple[int, int, int, int]]:
-        """The moves."""
         each = iter(self.rows)
         return list(zip(each, each, each, each, strict=True))
 
     @property
     def nbytes(self) -> int:
-        """How many bytes it has."""
         return sum(width * rows for _, _, width, rows in self.moves)
 
 
@@ -145,7 +143,6 @@ class ShardTable(msgspec.Struct, frozen=True, kw_only=True):
     needs: dict[str, tuple[int, ...]] = msgspec.field(default_factory=dict[str, tuple[int, ...]])
 
     def strips(self) -> list[list[HeldStrip]]:
-        """What each sender sends."""
         found: list[list[HeldStrip]] = []
         for sender in self.held:
             each = iter(sender)

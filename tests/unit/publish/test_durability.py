@@ -2,7 +2,7 @@
 
 import pytest
 
-from refitd_client.publish.durability import DurabilityPolicy
+from refitd_client.publish.options import DurabilityPolicy
 
 
 @pytest.mark.parametrize(

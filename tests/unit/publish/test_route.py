@@ -9,7 +9,7 @@ from refitd_client.contract.plugin import Receiver, Receivers
 from refitd_client.http import publisher_client
 from refitd_client.http.connection import Connection
 from refitd_client.http.publisher_client import ReceiversQuery
-from refitd_client.publish.durability import DurabilityPolicy
+from refitd_client.publish.options import DurabilityPolicy
 from refitd_client.publish.route import PublishRoute, route_of
 from refitd_client.transport.memory import boot_id, host_name
 from refitd_client.transport.ways import Transport

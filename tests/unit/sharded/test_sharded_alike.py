@@ -6,7 +6,7 @@ import pytest
 
 from refitd_client.contract.naming import ROOT_NAME, SERVICE_FOLDER
 from refitd_client.errors import PublishError
-from refitd_client.sharded.lead import RankSettings, require_same_settings
+from refitd_client.sharded.publisher import RankSettings, require_same_settings
 
 
 def _named(root: Path, name: str) -> Path:

@@ -153,6 +153,7 @@ class PublishOptions:
         DurabilityPolicy.of(self.durable)
 
     def given(self) -> Mapping[str, Any]:
+        """The options by name."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
     def base(self) -> BaseModel | None:

@@ -247,6 +247,7 @@ class Publication:
 
     @property
     def notice(self) -> Notice:
+        """What goes to the service."""
         return self._facts.notice
 
     @property

@@ -42,7 +42,7 @@ BEGIN_SECONDS = 60.0
 QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # torch logs a warning for each time-out of a wait that goes on
 # SGLang sets it for its processes; members of one group that differ in it fail in their first broadcast.
 NCCL = {"NCCL_CUMEM_ENABLE": "0"}
-_COPIES = "copies"
+_ONE_TENSOR = "copies"
 
 
 class NoTransferError(Exception):
@@ -96,8 +96,8 @@ class TensorSender:
         else:
             for left in SHARED_MEMORY.glob(f"{PREFIX}{self._owner}-*"):
                 left.unlink(missing_ok=True)
-            self._shared = SharedTensors({_COPIES: ("U8", (nbytes,))}, owner=f"{self._owner}-")
-            self._memory = self._shared.tensors[_COPIES]
+            self._shared = SharedTensors({_ONE_TENSOR: ("U8", (nbytes,))}, owner=f"{self._owner}-")
+            self._memory = self._shared.tensors[_ONE_TENSOR]
         return self._memory
 
     def sharable(self, tensors: Mapping[str, Any]) -> Mapping[str, Any]:

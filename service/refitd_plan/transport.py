@@ -186,7 +186,7 @@ RECEIVED = (
     "each receiver of a broadcast keeps a version, or what its engine rank loads of it: on its GPU where that and "
     "1 GiB are free, else in host memory"
 )
-_FOLLOWED = (
+_PULLED = (
     "the engines do not see the trainer's files: a service on their host pulls the versions ('refitd serve --follow', "
     "docs/many-hosts.md), from the trainer's host or from an object store"
 )
@@ -199,7 +199,7 @@ def advice(transport: ways.Transport, now: Situation) -> tuple[str, ...]:
     if now.engine == VLLM:
         lines += [_ON_VLLM] if now.found.receivers else [_ON_VLLM, *_ON_STOCK_VLLM]
     if not now.shared_files:
-        lines.append(_FOLLOWED)
+        lines.append(_PULLED)
     if now.areal:
         lines.append(_XCCL)
     if transport == "nccl":

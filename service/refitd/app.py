@@ -212,6 +212,8 @@ async def _run(
         log.warning("the canary is not there", reason=doubt)
     if (exposed := await asyncio.to_thread(keys_without_token, settings)) is not None:
         log.warning("--insecure: engines can be changed without a token", reason=exposed, advice=_CLOSE_IT)
+    if settings.follow and not (settings.engines or settings.engines_file or settings.discover or store.engines):
+        log.warning("this host has no engine", advice="name its engines: --engine URL, or 'refitd engines add URL'")
     try:
         await asyncio.to_thread(make_secret, settings.root.resolve())
     except OSError as error:  # then no version is handed over from memory, and all else works

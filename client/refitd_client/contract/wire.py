@@ -342,7 +342,7 @@ class Overview:
 
     `versions` counts them by state. `held_bytes` is what versions take on disk. `wants_token`: the service asks for a
     bearer token, for changes at least. `leader` is the service that answers, None where it belongs to no group. `keeps`
-    is what it keeps.
+    is what it keeps. `follows` says whom this service follows, in a sentence; None where it follows nobody.
     """
 
     at: str
@@ -356,6 +356,7 @@ class Overview:
     wants_token: bool = False
     leader: GroupLead | None = None
     keeps: Keeping | None = None
+    follows: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

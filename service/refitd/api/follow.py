@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from refitd.api.auth import FOLLOWS_BY
 from refitd.api.connection import EXTENSION
 from refitd.api.context import Service, ServiceOf, find_version
+from refitd.follow.follower import UpstreamFollower
 from refitd.policy.hosts import newest_on_hosts, stands_of
 from refitd.problem import ProblemError, Slug
 from refitd.root.handle import below, parts_below, root_at
@@ -213,6 +214,15 @@ async def report(
     return take_report(name, report, service)
 
 
+def _why_it_leads_none(follower: UpstreamFollower, report: HostReport, upstream: str) -> str:
+    """Why a host that is led takes no reports. It would say later what its own hub says, and two hosts that follow
+    each other would wait for each other for ever.
+    """
+    if report.told.process == follower.following().process:
+        return f"{upstream} is this service itself: --follow names the hub's URL"
+    return f"this service is led by {upstream} and leads no hosts: follow {upstream}, or start it with --follow-freely"
+
+
 def take_report(name: str, report: HostReport, service: Service) -> HostReply:
     """Take a report that may be made, and reply.
 
@@ -231,13 +241,7 @@ def take_report(name: str, report: HostReport, service: Service) -> HostReply:
     if _has_long_text(msgspec.to_builtins(report)):
         raise ProblemError(Slug.BAD_REQUEST, f"each text of a report has at most {_MAX_TEXT} characters")
     if service.follower is not None and service.follower.is_led and not report.freely:
-        # It would say what its own hub says, later, and two that follow each other would wait for each other for ever.
-        upstream = service.values.upstreams[0]
-        raise ProblemError(
-            Slug.RUN_FOLLOWED,
-            f"this service is led by {upstream} and leads no hosts: follow {upstream}, or start it "
-            "with --follow-freely",
-        )
+        raise ProblemError(Slug.RUN_FOLLOWED, _why_it_leads_none(service.follower, report, service.values.upstreams[0]))
     try:
         is_newest = service.followers.reported(report)
         reply = HostReply(lease_seconds=LEASE_SECONDS)

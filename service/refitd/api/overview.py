@@ -13,6 +13,7 @@ from refitd.api.context import ServiceOf
 from refitd.api.health import faults_now
 from refitd.explain.present import present_engine, why_now
 from refitd.explain.run import glance_at, runs_of
+from refitd.policy.upstream import whom_it_follows
 from refitd.state.faults import UpstreamWord
 from refitd.state.records import EngineRecord
 from refitd.state.store import Store
@@ -154,4 +155,5 @@ def overview_of(
         held_bytes=sum(version.files.bytes or 0 for version in store.versions.values()),
         leader=leader,
         keeps=keeps,
+        follows=whom_it_follows(store.runs.upstream),
     )

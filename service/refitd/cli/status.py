@@ -49,6 +49,7 @@ class StatusSummary:
 
     `standing` is the most urgent one of all runs, TROUBLED where something is wrong with the service itself;
     None before anything is known of a run. `leader` is the service of a group that leads it, None of one alone.
+    `follows` says whom the service follows.
     """
 
     url: str
@@ -59,6 +60,7 @@ class StatusSummary:
     engines: list[Engine]
     versions: list[Version]
     leader: GroupLead | None = None
+    follows: str | None = None
 
 
 @calls_service
@@ -83,6 +85,7 @@ def status(out: Output, client: RefitClient, limit: Limit = 5) -> None:
         summary,
         _headline(summary),
         *_leader(summary.leader),
+        *([] if summary.follows is None else [render.sentence(summary.follows, "dim")]),
         *(render.sentence(fault, "bold red") for fault in summary.faults.sentences),
         *(line for run in summary.runs if run.run not in closed for line in _run_lines(run, out.console.width)),
         *(render.sentence(line, "dim") for line in render.closed_runs(closed)),
@@ -156,6 +159,7 @@ def look(client: RefitClient, limit: int) -> StatusSummary:
         engines=overview.engines,
         versions=sorted(_came_last(client), key=lambda version: version.run in closed)[:limit],
         leader=overview.leader,
+        follows=overview.follows,
     )
 
 

@@ -36,7 +36,6 @@ from refitd.policy.pulls import PullPlan, all_as_told, as_told, is_held_back, pl
 from refitd.policy.traffic import is_proven
 from refitd.state.observer import Notifier
 from refitd.state.store import Store
-from refitd.state.version import VersionRecord
 from refitd.update.fleet import Fleet
 from refitd.update.targets import Targets
 from refitd_client.backoff import backoff
@@ -49,8 +48,8 @@ from refitd_client.contract.follow import (
     HostTrialResult,
     OrderState,
 )
-from refitd_client.contract.naming import installed_release, version_folder
-from refitd_client.contract.states import Kind, VersionState
+from refitd_client.contract.naming import installed_release
+from refitd_client.contract.states import VersionState
 
 PULL_LOOK_SECONDS = 2.0  # between two looks at the upstream
 LISTEN_AGAIN_SECONDS = 1.0
@@ -346,6 +345,7 @@ class UpstreamFollower:
         if self._offered is None:
             return
         known, run = self._store.runs, self._offered.run
+        self._orders.follow_end(run, self._sources.upstream.name, is_closed=self._offered.is_closed)
         stands = (known.desired.get(run), known.ordered.get(run)) if self.is_led else ()
         for told in all_as_told(self._store.versions, self._offered.versions, self._offered.barred):
             if told.barred and told.id in stands:
@@ -429,7 +429,7 @@ class UpstreamFollower:
         self._store.say("version", version.id, text, of_run=version.run)
         known = self._store.versions.get(version.id)
         if known is None or known.state.is_gone:
-            anew = _announced(version, self._store.clock.now())
+            anew = version.announced(self._store.clock.now())
             anew = anew if known is None else anew.having(given_up=known.career.given_up)
             self._store.put_version(as_told(anew, version))
         self._nudge()
@@ -448,7 +448,7 @@ class UpstreamFollower:
         """Set the fault of the upstream, or clear it, and what is known of it."""
         name, pulling = self._sources.upstream.name, None if self._pulling is None else self._pulling[0]
         wanted = self._store.runs.desired.get(self.run_followed or "")
-        disobeyed = self._orders.refused or self._orders.lost
+        disobeyed = self._unreported() or self._orders.refused or self._orders.lost
         word = self._hearing.word(
             name,
             self.run_followed,
@@ -458,7 +458,8 @@ class UpstreamFollower:
             pulling=pulling,
             disobeyed=disobeyed,
         )
-        word = replace(word, source=self._turn.source, ahead=self._turn.ahead, store_fault=self._turn.store_fault)
+        turn, host = self._turn, self._identity.name
+        word = replace(word, source=turn.source, ahead=turn.ahead, store_fault=turn.store_fault, host=host)
         self._store.runs.set_upstream(word)
         before, fault = self._store.faults.upstream, self._fault()
         self._store.faults.set_upstream(fault)
@@ -467,6 +468,11 @@ class UpstreamFollower:
         elif fault is None and before is not None:
             self._store.say("root", "upstream", f"{self._sources.upstream.name} is heard, and has what is wanted")
 
+    def _unreported(self) -> str | None:
+        """Why the upstream orders nothing here, in a sentence; None where it takes reports, or does not answer."""
+        fault = self._reporter.fault
+        return None if fault is None else f"the hub takes no report of this host: {fault}"
+
     def _fault(self) -> str | None:
         desired = self._store.runs.desired.get(self.run_followed or "")
         failure = self._failures.get(desired or "")
@@ -474,7 +480,7 @@ class UpstreamFollower:
         not_good = why_not_good(self._store.versions.get(desired or ""))
         return (
             self._hearing.fault
-            or self._reporter.fault
+            or self._unreported()
             or self._orders.refused
             or (self._refused(desired) if self._in_the_way else None)
             or self._orders.lost
@@ -482,15 +488,3 @@ class UpstreamFollower:
             or self._plan.lacks
             or not_good
         )
-
-
-def _announced(version: UpstreamVersion, now: str) -> VersionRecord:
-    return VersionRecord(
-        run=version.run,
-        order=version.order,
-        path=f"{version.run}/{version_folder(version.order)}",
-        state=VersionState.ANNOUNCED,
-        created_at=now,
-        kind=version.kind if version.kind is not Kind.HANDOVER else Kind.FULL,
-        base=version.base,
-    ).having(noticed=True)

@@ -121,6 +121,20 @@ class Orders:
         why = why_not_served(version, self.stands(run), knows=knows)
         return None if why is None else f"{by} {why}"
 
+    def follow_end(self, run: str, upstream: str, *, is_closed: bool) -> None:
+        """Close a run that has ended at the upstream, and open it again where it goes on there: then this host keeps
+        of it what the upstream keeps.
+
+        Args:
+            run: the run that is followed.
+            upstream: what sentences call the upstream.
+            is_closed: whether the run is closed there.
+        """
+        if is_closed:
+            self._store.close_run(run)
+        else:
+            self._store.reopen_run(run, f"it is open at {upstream}")
+
     def make_way(self, versions: Collection[str], upstream: str) -> dict[str, str]:
         """Set aside versions of whose names the upstream has others. Return why those stay that do, by their ids.
 

@@ -12,9 +12,10 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from refitd.state.version import VersionRecord
 from refitd_client.contract.follow import HostReply, HostReport
-from refitd_client.contract.naming import Order
-from refitd_client.contract.states import Kind
+from refitd_client.contract.naming import Order, version_folder
+from refitd_client.contract.states import Kind, VersionState
 
 
 class UpstreamError(Exception):
@@ -75,6 +76,18 @@ class UpstreamVersion:
     barred: bool = False
     allow_missing: tuple[str, ...] = ()
     allow_extra: bool = False
+
+    def announced(self, now: str) -> VersionRecord:
+        """The record of the version when it has been pulled and was not known here. `now` is the time (RFC 3339)."""
+        return VersionRecord(
+            run=self.run,
+            order=self.order,
+            path=f"{self.run}/{version_folder(self.order)}",
+            state=VersionState.ANNOUNCED,
+            created_at=now,
+            kind=self.kind if self.kind is not Kind.HANDOVER else Kind.FULL,
+            base=self.base,
+        ).having(noticed=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

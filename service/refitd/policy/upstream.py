@@ -14,6 +14,13 @@ from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.states import VersionState
 
 
+def whom_it_follows(word: UpstreamWord | None) -> str | None:
+    """Say whom this host follows, and by what name; None where it follows nobody."""
+    if word is None:
+        return None
+    return f"This host follows {word.name}" + ("." if is_bucket_url(word.name) else f" as {word.host}.")
+
+
 def silence(word: UpstreamWord | None) -> str | None:
     """Say since when nothing was heard; None while the upstream is heard, or where none is followed."""
     if word is None or word.silent_since is None:

@@ -83,7 +83,8 @@ class InputFaults:
 class UpstreamWord:
     """What the upstream has said last, and since when it says nothing.
 
-    `name` is what sentences call it: its URL. `run` is the run that is followed, None where that is not known yet.
+    `name` is what sentences call it: its URL. `host` is what it calls this host.
+    `run` is the run that is followed, None where that is not known yet.
     `silent_since` is when it was heard last (RFC 3339), "" where that was not since the start, None while it is heard.
     `is_paused`: updates of the run are paused there. `leads`: it says what is served here.
     `wanted` is the id of the version that this host is to serve, `elsewhere` of the one that hosts
@@ -96,6 +97,7 @@ class UpstreamWord:
     """
 
     name: str
+    host: str = ""
     run: str | None = None
     silent_since: str | None = None
     is_paused: bool = False

@@ -184,3 +184,13 @@ async def test_a_version_of_the_same_name_with_other_contents_is_not_served(tmp_
         assert orders._store.runs.desired == {}
         assert not orders.desire("run", V2, "http://hub", knows=V2, digest="there")
         assert orders._store.runs.desired == {}
+
+
+async def test_a_run_that_is_closed_at_the_upstream_is_closed_here_and_opened_again_with_it(tmp_path: Path) -> None:
+    """A host kept three versions of a run of which its hub kept one, and closing it on the host was refused."""
+    async with host(tmp_path) as orders:
+        orders.follow_end("run", "http://hub", is_closed=True)
+    async with host(tmp_path) as orders:
+        assert orders._store.runs.closed.keys() == {"run"}
+        orders.follow_end("run", "http://hub", is_closed=False)
+        assert not orders._store.runs.closed

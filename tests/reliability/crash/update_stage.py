@@ -183,9 +183,9 @@ class Remains:
         condition = _examined(state)
         assert isinstance(condition, Sound), condition
         with _reading(state) as connection:
-            rows = connection.scalars(sa.select(attempts.c.record))
+            found = connection.scalars(sa.select(attempts.c.record))
             return cls(
-                [unpack(row, AttemptRecord) for row in rows],
+                [unpack(row, AttemptRecord) for row in found],
                 {version.id for version in rows.read_versions(connection)},
                 rows.read_last_event(connection),
             )

@@ -246,6 +246,10 @@ class Transport:
         """Send a POST with the key for changes. Gives up after `within` seconds, or `most` bytes of a body."""
         return await self._call("POST", path, body, self._change, within, most)
 
+    async def put(self, path: str, body: dict[str, Any], within: float) -> Reply | NoReply:
+        """Send a PUT with the key for changes: doctor asks a hub whether it takes reports."""
+        return await self._call("PUT", path, body, self._change, within)
+
     async def ask(self, path: str, body: dict[str, Any], within: float) -> Reply | NoReply:
         """Send a POST that changes nothing, with the key for reads. Gives up after `within` seconds."""
         return await self._call("POST", path, body, self._read, within)

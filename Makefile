@@ -22,7 +22,7 @@ STEPS ?=
 # How many cases each fuzzer takes.
 FUZZ ?= 3000
 
-RELEASES ?= 0.5.21 0.5.22
+RELEASES ?= 0.5.12.post1 0.5.16 0.5.19
 
 SGLANG_PYTHON ?= python3
 

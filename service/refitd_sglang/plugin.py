@@ -1,4 +1,4 @@
-"""SGLang's entry point (`sglang.srt.plugins`, SGLang 0.5.21 and later): `refitd = refitd_sglang.plugin:register`.
+"""SGLang's entry point (`sglang.srt.plugins`, SGLang 0.5.11 and later): `refitd = refitd_sglang.plugin:register`.
 
 One function is wrapped, `update_weights_from_disk` of whatever object has it, and the end of `ModelRunner.__init__` is
 waited for, to open the channel before the first update. A folder that no service has sealed, an update that names
@@ -7,8 +7,13 @@ some tensors only, and engines that the plugin does not handle go straight throu
 SGLang updates the model, and then a draft model from the same folder. A draft model that has a checkpoint of its own is
 left as it was started: for it the answer to the model's update is given once more.
 
-A layout of SGLang is taken only where all of it is there: the function with the parameters that are known, and a loader
-whose iterator it uses. Anything else is an unknown release, and the plugin stands aside.
+Releases of SGLang differ, as far as the plugin touches them:
+
+    0.5.11 to 0.5.15    `ModelRunner.update_weights_from_disk`
+    0.5.16 and later    `WeightUpdater.update_weights_from_disk`, which knows its runner
+
+A layout is taken only where all of it is there: the function with the parameters that are known, and a loader whose
+iterator it uses. Anything else is an unknown release, and the plugin stands aside.
 """
 
 import importlib
@@ -25,7 +30,9 @@ from refitd_client.contract.plugin import UpdateOutcome
 from refitd_plugin.settings import PluginSettings, read_settings
 
 FUNCTION = "update_weights_from_disk"
-_COMPONENT = ("sglang.srt.model_executor.model_runner_components.weight_updater", "WeightUpdater")
+_COMPONENT = "sglang.srt.model_executor.model_runner_components.weight_updater"
+_RUNNER = "sglang.srt.model_executor.model_runner"
+_TARGETS = ((_COMPONENT, "WeightUpdater"), (_RUNNER, "ModelRunner"))
 _LOADER = ("sglang.srt.model_loader.loader", "DefaultModelLoader")
 _NEEDED_ARGUMENTS = ("self", "model_path", "load_format")
 _KNOWN = {*_NEEDED_ARGUMENTS, "weight_name_filter", "recapture_cuda_graph"}
@@ -63,14 +70,18 @@ class Aside:
 def find_layout() -> SglangLayout | Aside:
     try:
         loader = getattr(importlib.import_module(_LOADER[0]), _LOADER[1])
-        owner = getattr(importlib.import_module(_COMPONENT[0]), _COMPONENT[1])
+        if missing := [name for name in _CALLED if not callable(getattr(loader, name, None))]:
+            return Aside(f"{_LOADER[1]} has no {missing[0]}")
     except (ImportError, AttributeError) as error:
         return Aside(f"{error}")
-    if missing := [name for name in _CALLED if not callable(getattr(loader, name, None))]:
-        return Aside(f"{_LOADER[1]} has no {missing[0]}")
-    if FUNCTION not in vars(owner):
-        return Aside(f"{_COMPONENT[1]} has no function {FUNCTION}")
-    return layout_of(_COMPONENT[0], owner, loader)
+    for module, name in _TARGETS:
+        try:
+            owner = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError):
+            continue
+        if FUNCTION in vars(owner):
+            return layout_of(module, owner, loader)
+    return Aside(f"neither {_TARGETS[0][1]} nor {_TARGETS[1][1]} has a function {FUNCTION}")
 
 
 def layout_of(module: str, owner: type, loader: type) -> SglangLayout | Aside:
@@ -126,6 +137,7 @@ class Plugin:
         self._layout = layout
         self._settings = settings
         self._ranks: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+        self._draft_is_apart: bool | None = None  # as started: SGLang before 0.5.18 changes the arguments in an update
         self._answered: tuple[bool, str] = (True, "Succeeded to update model weights.")  # by the model's last update
         self._told: set[str] = set()
 
@@ -167,7 +179,11 @@ class Plugin:
         """Whether this is a draft model's with a checkpoint of its own, which is left as it was started."""
         from refitd_sglang.process import draft_is_apart, is_draft, runner_of
 
-        return is_draft(updater) and draft_is_apart(runner_of(updater).server_args)
+        if not is_draft(updater):
+            return False
+        if self._draft_is_apart is None:
+            self._draft_is_apart = draft_is_apart(runner_of(updater).server_args)
+        return self._draft_is_apart
 
     def rank_of(self, updater: Any) -> Any:
         """The `RankPlugin` of SGLang's object that has the wrapped function, made when it is first seen."""

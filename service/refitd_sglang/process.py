@@ -250,6 +250,7 @@ def feeding(loader: type, feed: TensorFeed) -> Iterator[None]:
     """Have SGLang's loader take its tensors from a feed while the context lasts, in this thread. `feed`: what its
     iterator yields in their place.
     """
+    dtype = torch.get_default_dtype()
     original, mine = getattr(loader, _ITERATOR), threading.get_ident()
 
     def iterator(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -260,6 +261,7 @@ def feeding(loader: type, feed: TensorFeed) -> Iterator[None]:
         yield
     finally:
         setattr(loader, _ITERATOR, original)
+        torch.set_default_dtype(dtype)  # SGLang before 0.5.19 leaves the model's behind when a load raises
 
 
 def runner_of(updater: Any) -> Any:

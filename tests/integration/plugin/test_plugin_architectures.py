@@ -50,11 +50,13 @@ def delta(root: Path, step: int, base: int, before: Path, after: Path) -> Path:
 BY_PLAN = ((0, "load"), (1, "replay"), (0, "replay"), (2, "delta"), (1, "replay"))
 BY_LOADER = ((0, "load"), (1, "load"), (0, "load"))
 # Its loader computes there from what it finds.
-NEVER_REPLAYED = {("gemma2", release) for release in ("0.5.21", "0.5.22")}
+NEVER_REPLAYED = {("gemma2", release) for release in ("0.5.16", "0.5.19", "0.5.22")}
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_replay_and_a_delta_leave_what_a_stock_load_leaves(architecture: str, models: Path, tmp_path: Path) -> None:
+    if (architecture, RELEASE) == ("gemma2", "0.5.12.post1"):
+        pytest.skip("its logits are computed by a triton kernel there, also on a CPU")
     pair = [make(tmp_path / f"{seed}", architecture, seed, models / "model_a") for seed in (1, 2)]
     derived = DERIVED.get(architecture, 0)
     third = change(pair[0], tmp_path / "3", 3, but="norm" if derived else "nothing")
@@ -75,6 +77,10 @@ def test_a_replay_and_a_delta_leave_what_a_stock_load_leaves(architecture: str, 
     assert (plan["replays"], plan["proven"], plan["loader"]) == (True, True, derived)
 
 
+@pytest.mark.skipif(
+    tuple(int(part) for part in RELEASE.split(".")[:3] if part.isdigit()) < (0, 5, 19),
+    reason=f"SGLang {RELEASE} does not copy weights around a load where none are offloaded",
+)
 @pytest.mark.parametrize(
     ("staged", "steps"),
     [

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from refitd.engine import http
-from refitd.engine.port import Outcome, Refit, Stage, Target, Unreached
+from refitd.engine.port import Outcome, Reached, Refit, Stage, Target, Unreached
 from refitd.engine.sglang import dialect
 from refitd.engine.transaction import ServerEngine
 from refitd_client.contract.plugin import Answer, UpdateOutcome
@@ -337,12 +337,42 @@ async def test_reads_carry_the_api_key_and_changes_the_admin_key() -> None:
 
 
 async def test_a_server_that_is_too_old_is_refused_with_the_oldest_that_will_do() -> None:
-    with scripted_sglang(version="0.5.20") as sglang:
+    with scripted_sglang(version="0.5.6") as sglang:
         async with speaking_to(sglang) as engine:
             done = await refit(engine)
     assert done.outcome is Outcome.UNREACHABLE
-    assert "0.5.20; refitd needs 0.5.21 or newer" in (done.reason or "")
+    assert "0.5.6; refitd needs 0.5.7 or newer" in (done.reason or "")
     assert sglang.changes == []
+
+
+async def test_a_server_that_dies_of_a_flush_is_paused_by_abort_and_not_asked_for_checksums() -> None:
+    with scripted_sglang(version="0.5.11") as sglang:
+        async with speaking_to(sglang) as engine:
+            done = await refit(engine)
+    assert (done.outcome, done.fingerprint) == (Outcome.ACK, None)
+    assert sglang.bodies(PAUSE) == [{"mode": "abort"}]
+    assert "/weights_checker" not in sglang.calls
+
+
+@pytest.mark.parametrize(
+    ("version", "label", "startup"),
+    [("0.5.12", "default", "/base"), ("0.5.12", "7", None), ("0.5.20", "7", "/base")],
+)
+async def test_the_startup_model_is_believed_only_where_the_server_still_names_it(
+    version: str, label: str, startup: str | None
+) -> None:
+    served = {"model_path": "/base", "weight_version": label}
+    with scripted_sglang(version=version, served=served) as sglang:
+        async with speaking_to(sglang) as engine:
+            seen = await engine.probe()
+            assert isinstance(seen, Reached)
+            assert seen.startup_path == startup
+            # From then on it names what it was last told to load, and is asked again since its label has changed.
+            sglang.served = {"model_path": "/root/v8", "weight_version": "8"}
+            sglang.launched = "/root/v8" if version == "0.5.12" else "/base"
+            seen = await engine.probe()
+            assert isinstance(seen, Reached)
+            assert seen.startup_path == startup
 
 
 async def test_a_probe_asks_for_launch_settings_only_when_the_server_may_be_another() -> None:
@@ -393,7 +423,7 @@ STILL_RUNNING = answer(400, b"Flush cache failed.")
 
 @pytest.mark.parametrize(
     ("version", "wanted", "mode"),
-    [("main", "retract", "abort"), ("0.5.21", "abort", "abort"), ("0.5.21", "keep", "retract")],
+    [("0.5.20", "retract", "abort"), ("0.5.20", "keep", "abort"), ("0.5.21", "keep", "retract")],
 )
 async def test_a_server_that_dies_of_a_flush_is_told_to_load_only_when_a_flush_has_gone_well(
     version: str, wanted: str, mode: str

@@ -83,8 +83,25 @@ async def test_a_draft_model_of_its_own_is_left_as_started_with_refitd_inside_an
     assert [(each.blocks, "draft: left as started" in each.text) for each in seen.obstacles] == [(False, True)]
 
 
+async def test_a_release_that_updates_no_draft_models_leaves_them_by_itself() -> None:
+    with started(version="0.5.10", **DRAFT) as sglang:
+        seen, done = await updated(sglang)
+    assert (done.outcome, seen.draft) == (Outcome.ACK, "left as started")
+
+
 @pytest.mark.parametrize("path", [None, "/base"])
 async def test_draft_layers_in_the_models_own_checkpoint_are_updated_with_it(path: str | None) -> None:
     with started(speculative_algorithm="EAGLE", speculative_draft_model_path=path) as sglang:
         seen, done = await updated(sglang)
     assert (done.outcome, seen.draft, seen.obstacles) == (Outcome.ACK, "updated with the model", ())
+
+
+async def test_a_start_up_model_that_an_old_release_forgets_is_not_taken_for_another_draft() -> None:
+    with started(version="0.5.17", speculative_algorithm="EAGLE", speculative_draft_model_path="/base") as sglang:
+        engine = sglang_engine(sglang.url)
+        await engine.probe()
+        sglang.launched = "/root/v6"  # which it has loaded since
+        sglang.served = {"model_path": "/root/v6", "weight_version": "6"}
+        seen = await engine.probe()
+    assert isinstance(seen, Reached)
+    assert (seen.draft, seen.obstacles) == ("updated with the model", ())

@@ -13,7 +13,7 @@ from support.scripted_server import Step, answer, hang_up, page
 from support.scripted_sglang import CLEARED, ScriptedSglang, scripted_sglang
 
 PAUSE, LOAD, RESUME = "/pause_generation", "/update_weights_from_disk", "/continue_generation"
-CLEAR = "/hicache/storage-backend/clear"
+CLEAR, CLEAR_BEFORE_0_5_21 = "/hicache/storage-backend/clear", "/clear_hicache_storage_backend"
 HICACHE = {"enable_hierarchical_cache": True, "hicache_storage_backend": "file"}
 NOT_CLEARED = answer(400, CLEARED)  # what SGLang answers where it has nothing that it could clear
 
@@ -50,6 +50,16 @@ async def test_a_server_that_keeps_nothing_beyond_its_gpu_gets_no_call_for_it() 
         async with speaking_to(sglang) as engine:
             await refit(engine)
     assert CLEAR not in sglang.changes
+
+
+async def test_an_older_server_is_asked_by_the_route_that_it_has() -> None:
+    with stored(**HICACHE) as sglang:
+        sglang.on(CLEAR, answer(404), answer(404))
+        sglang.on(CLEAR_BEFORE_0_5_21, answer(200, CLEARED), answer(200, CLEARED))
+        async with speaking_to(sglang) as engine:
+            done = await refit(engine)
+    assert done.outcome is Outcome.ACK
+    assert sglang.changes == [CLEAR, CLEAR_BEFORE_0_5_21, PAUSE, LOAD, CLEAR, CLEAR_BEFORE_0_5_21, RESUME]
 
 
 @pytest.mark.parametrize("reply", [NOT_CLEARED, answer(401), page(200)])

@@ -40,7 +40,7 @@ def sglang(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     hooks = SimpleNamespace(register=lambda target, hook, kind: registered.append(target))
     content: dict[str, dict[str, Any]] = {
         "sglang.srt.model_loader.loader": {"DefaultModelLoader": make_loader()},
-        "sglang.srt.model_executor.model_runner_components.weight_updater": {"WeightUpdater": Updater},
+        "sglang.srt.model_executor.model_runner": {"ModelRunner": Updater},
         "sglang.srt.plugins.hook_registry": {
             "HookRegistry": hooks,
             "HookType": SimpleNamespace(AROUND="around", AFTER="after"),
@@ -57,10 +57,19 @@ def sglang(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return SimpleNamespace(registered=registered)
 
 
-def test_the_known_layout_is_found(sglang: SimpleNamespace) -> None:
+def test_the_runner_of_older_releases_is_found(sglang: SimpleNamespace) -> None:
     layout = find_layout()
     assert isinstance(layout, SglangLayout)
-    assert layout.target == f"sglang.srt.model_executor.model_runner_components.weight_updater.Updater.{FUNCTION}"
+    assert layout.target == f"sglang.srt.model_executor.model_runner.Updater.{FUNCTION}"
+
+
+def test_the_component_of_newer_releases_comes_first(sglang: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    component = ModuleType(plugin._COMPONENT)
+    component.WeightUpdater = type("WeightUpdater", (), {FUNCTION: Updater.update_weights_from_disk})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, plugin._COMPONENT, component)
+    layout = find_layout()
+    assert isinstance(layout, SglangLayout)
+    assert layout.module == plugin._COMPONENT
 
 
 def test_a_layout_that_is_known_is_wrapped_once(sglang: SimpleNamespace) -> None:
@@ -85,8 +94,8 @@ def test_a_variable_that_is_not_understood_is_for_the_channel_to_say(
 def test_nothing_is_wrapped_in_an_unknown_release_and_it_is_said_once(
     sglang: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    module = sys.modules["sglang.srt.model_executor.model_runner_components.weight_updater"]
-    monkeypatch.setattr(module, "WeightUpdater", Unknown.AnotherWay)
+    module = sys.modules["sglang.srt.model_executor.model_runner"]
+    monkeypatch.setattr(module, "ModelRunner", Unknown.AnotherWay)
     plugin.register()
     assert sglang.registered == []
     assert len([record for record in caplog.records if "stands aside" in record.message]) == 1

@@ -44,7 +44,8 @@ from refitd.engine.transaction import Before, Shown
 CLEAR_SECONDS = 120.0  # the file backend deletes one file for each page
 FLUSH_EVERY_SECONDS = 0.05
 _UPDATE = "/update_weights_from_disk"
-_CLEAR = "/hicache/storage-backend/clear"
+_CLEAR, _OLD_CLEAR = "/hicache/storage-backend/clear", "/clear_hicache_storage_backend"
+_NEVER_TOLD = (None, "default")  # labels of a server that was never given one
 
 
 class SglangDialect:
@@ -106,7 +107,8 @@ class SglangDialect:
                 reason = f"{self.http.url} is SGLang {server.version}; refitd needs {oldest} or newer"
                 return Unreached(reason=reason, advice=f"install SGLang {oldest} or newer", recognised=True)
             self._server, self._last = server, info
-            self._startup_path = server.model_path or self._startup_path
+            if server.release.names_startup or info.weight_version in _NEVER_TOLD:
+                self._startup_path = server.model_path or self._startup_path
         return Reached(
             model_path=info.model_path,
             weight_version=info.weight_version,
@@ -216,6 +218,8 @@ class SglangDialect:
 
     async def _contents(self) -> str | NoReply | None:
         """The fingerprint. None means that the server cannot tell; that a server is lost is no reason to believe it."""
+        if not self._release.checksums:
+            return None
         reply = await self.http.post("/weights_checker", {"action": "checksum"}, CHECK_SECONDS, most=CHECKSUMS_BYTES)
         return reply if isinstance(reply, NoReply) else await asyncio.to_thread(fingerprint_in, reply)
 
@@ -261,6 +265,8 @@ class SglangDialect:
         if not self._stores.cleared:
             return None
         reply = await self.http.post(_CLEAR, {}, CLEAR_SECONDS)
+        if isinstance(reply, Reply) and reply.has_no_route:
+            reply = await self.http.post(_OLD_CLEAR, {}, CLEAR_SECONDS)
         if isinstance(reply, NoReply):
             return reply
         if reply.ok and "cleared" in reply.text:  # which a proxy's page with a 200 does not say

@@ -329,7 +329,8 @@ def compose(
         nudge=catalog.nudge,
         port=port,
     )
-    hosts.tell = fleet.reported
+    hosts.tell, fleet.forget_host = fleet.reported, hosts.forget
+    hosts.is_shared = followers.is_shared
     if pusher is not None:
         hosts.store_with = pusher.store_with
     checks: list[CanaryCheck] = [fleet.trial]

@@ -68,12 +68,32 @@ def tokens_from(name: str, secret: SecretStr | None, file: Path | None, most: in
     if file is not None:
         where = f"the token file {file} (REFITD_{name.upper()}_FILE)"
         try:
-            return _parse(file.read_text(), where, most)
+            text = file.read_text()
+            if most > MAX_TOKENS:
+                _check_lines(text, where)
+            return _parse(text, where, most)
         except UnicodeDecodeError:
             raise TokensRefusedError(f"{where} is no text") from None
     if secret is None:
         return ()
     return _parse(secret.get_secret_value(), f"REFITD_{name.upper()}", most)
+
+
+def _check_lines(text: str, where: str) -> None:
+    """Check lines that may name hosts: each has a token, and no two have the same.
+
+    Raises:
+        TokensRefusedError: a line is not so.
+    """
+    lines_of: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not (said := line.strip()):
+            continue
+        names, _, token = said.rpartition(":")
+        if not token:
+            raise TokensRefusedError(f"{where}: line {number} ({names}:) has no token: write name:token")
+        if (first := lines_of.setdefault(token, number)) != number:
+            raise TokensRefusedError(f"{where}: lines {first} and {number} have the same token: give each its own")
 
 
 def _parse(text: str, where: str, most: int) -> tuple[str, ...]:

@@ -151,7 +151,8 @@ async def serving(
         materializer=materializer,
         hosts=hosts,
     )
-    hosts.tell = fleet.reported
+    hosts.tell, fleet.forget_host = fleet.reported, hosts.forget
+    hosts.is_shared = service.followers.is_shared
     await materializer.survey()
     api = build_api(service)
     transport = httpx.ASGITransport(app=api, raise_app_exceptions=False)

@@ -43,7 +43,7 @@ class HostEngines:
     version that its engines are being brought to. A host leaves these to its hub.
     `waits` is why it goes to nothing newer, whatever is ordered, in a sentence: its own operator has paused it. None
     where it goes. `unknown` is the id of the version it has that its hub does not know, or knows with other contents,
-    as after a loss of the hub's root; the hub says that.
+    as after a loss of the hub's root; the hub says that. `shares_name`: two hosts report by this name, as the hub says.
     """
 
     follower: str
@@ -58,6 +58,7 @@ class HostEngines:
     loading: str | None = None
     waits: str | None = None
     unknown: str | None = None
+    shares_name: bool = False
 
     @property
     def count(self) -> int:

@@ -1,6 +1,7 @@
 """The HTTP API, put together: routes, middleware, and the document at /openapi.json."""
 
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
@@ -96,7 +97,8 @@ def build_api(service: Service) -> FastAPI:
     errors.install(app)
     # The last that is added is asked first: who may come in is settled before anything of a request is taken in.
     app.add_middleware(RequestLimit)
-    app.add_middleware(Gate, door=door_of(service.values.access))
+    door = replace(door_of(service.values.access), refused=partial(follow.note_refused, service))
+    app.add_middleware(Gate, door=door)
     return app
 
 

@@ -202,6 +202,7 @@ class Door:
         names: the names that the service goes by where no token is needed.
         as_password: whether a token is also taken as the password of basic authentication, for clients that can send
             credentials in a URL alone.
+        refused: hears of each request that is refused for its token.
     """
 
     tokens: Callable[[], Tokens]
@@ -209,6 +210,7 @@ class Door:
     open: Collection[str]
     names: Collection[str] = ()
     as_password: bool = False
+    refused: "Callable[[Credentials, ProblemError], None]" = lambda _claim, _problem: None
 
 
 def refusal(claim: Credentials, tokens: Tokens) -> ProblemError | None:
@@ -329,7 +331,9 @@ class Gate:
             scope[FOLLOWS_BY] = follows
         if (known := known_by(claim, tokens)) is not None:
             scope[KNOWN_BY] = known
-        found = intrusion(headers, changes=claim.method not in LOOKS) or refusal(claim, tokens)
+        found = intrusion(headers, changes=claim.method not in LOOKS)
+        if found is None and (found := refusal(claim, tokens)) is not None:
+            self._door.refused(claim, found)
         if found is not None or is_needed(claim, tokens) or known is not None:
             return found
         advice = "the token that was sent is not known here: send another" if claim.credentials else "send a token"

@@ -16,9 +16,10 @@ from fastapi import Path as InPath
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from refitd.api.auth import FOLLOWS_BY
+from refitd.api.auth import FOLLOWS_BY, Credentials
 from refitd.api.connection import EXTENSION
 from refitd.api.context import Service, ServiceOf, find_version
+from refitd.engine.address import check_engine_id
 from refitd.follow.follower import UpstreamFollower
 from refitd.policy.hosts import newest_on_hosts, stands_of
 from refitd.problem import ProblemError, Slug
@@ -195,6 +196,7 @@ class FileResponse(Response):
 
 router = APIRouter(prefix="/v1", tags=["follow"])
 _MAX_NAME = 200
+_REPORT = re.compile(r"/v1/hosts/([^/]{1,200})")
 _MAX_TEXT = 500
 
 
@@ -210,8 +212,26 @@ async def report(
     """
     claim = request.scope.get(FOLLOWS_BY)
     if claim is not None and (why := service.names.refusal(claim, name)) is not None:
+        _say_refused(service, name, Slug.FORBIDDEN, why)
         raise ProblemError(Slug.FORBIDDEN, why)
     return take_report(name, report, service)
+
+
+def note_refused(service: Service, claim: Credentials, problem: ProblemError) -> None:
+    """A request was refused for its token. Of a report it is said: the host that sends it hears it alone."""
+    match = _REPORT.fullmatch(claim.path)
+    if claim.method == "PUT" and match is not None:
+        _say_refused(service, match[1], problem.kind, problem.detail)
+
+
+def _say_refused(service: Service, name: str, kind: Slug, why: str) -> None:
+    """Put the refusal of a report into the log, unless it was said lately. Anybody may have sent it, by any name."""
+    try:
+        check_engine_id(name)
+    except InvalidNameError:
+        return
+    if service.hosts is not None and service.hosts.refuse(name, kind.slug, why):
+        service.store.say("follower", name, f"a report in its name was refused: {why}", is_fault=True)
 
 
 def _why_it_leads_none(follower: UpstreamFollower, report: HostReport, upstream: str) -> str:
@@ -229,6 +249,28 @@ def take_report(name: str, report: HostReport, service: Service) -> HostReply:
     Raises:
         ProblemError: it is not as it should be, or comes from a host whose name another has.
     """
+    _check_report(name, report, service)
+    try:
+        is_newest = service.followers.reported(report)
+        reply = HostReply(lease_seconds=LEASE_SECONDS)
+        if service.hosts is not None:
+            reply = service.hosts.reported(report, is_newest=is_newest)
+        return _with_what_is_known(reply, report.told, service.store)
+    except TooManyFollowersError:
+        raise ProblemError(Slug.TOO_MANY, "there are as many hosts as one service takes") from None
+    except SupersededError as error:
+        if error.is_first:
+            service.store.say("follower", name, str(error), is_fault=True)
+        raise ProblemError(Slug.HOST_NAME_TAKEN, str(error)) from error
+    except NameTakenError as error:
+        if service.hosts is None or service.hosts.refuse(name, Slug.HOST_NAME_TAKEN.slug, str(error)):
+            service.store.say("follower", name, str(error), is_fault=True)
+        raise ProblemError(Slug.HOST_NAME_TAKEN, str(error)) from error
+    except InvalidNameError as error:
+        raise ProblemError(Slug.BAD_NAME, str(error)) from error
+
+
+def _check_report(name: str, report: HostReport, service: Service) -> None:
     if report.told.follower != name:
         raise ProblemError(
             Slug.BAD_REQUEST, f"the report is {report.told.follower!a}'s, and the address names {name!a}"
@@ -242,19 +284,6 @@ def take_report(name: str, report: HostReport, service: Service) -> HostReply:
         raise ProblemError(Slug.BAD_REQUEST, f"each text of a report has at most {_MAX_TEXT} characters")
     if service.follower is not None and service.follower.is_led and not report.freely:
         raise ProblemError(Slug.RUN_FOLLOWED, _why_it_leads_none(service.follower, report, service.values.upstreams[0]))
-    try:
-        is_newest = service.followers.reported(report)
-        reply = HostReply(lease_seconds=LEASE_SECONDS)
-        if service.hosts is not None:
-            reply = service.hosts.reported(report, is_newest=is_newest)
-        return _with_what_is_known(reply, report.told, service.store)
-    except TooManyFollowersError:
-        raise ProblemError(Slug.TOO_MANY, "there are as many hosts as one service takes") from None
-    except (SupersededError, NameTakenError) as error:
-        service.store.say("follower", name, str(error), is_fault=True)
-        raise ProblemError(Slug.HOST_NAME_TAKEN, str(error)) from error
-    except InvalidNameError as error:
-        raise ProblemError(Slug.BAD_NAME, str(error)) from error
 
 
 def _with_what_is_known(reply: HostReply, told: Following, store: Store) -> HostReply:

@@ -286,8 +286,18 @@ def _unknown(subject: str, candidates: Sequence[str], store: Store) -> str:
         return f"{subject} may be {len(candidates)} versions: {_commands(candidates)}"
     if others := other_generations(subject, store):
         return f"no version {subject}, but that step in another generation: {_commands(others)}"
+    if hosts := _hosts_of(subject, store):
+        whose, which = ("host", "that host") if len(hosts) == 1 else ("hosts", "the one that you mean")
+        return f"engine {subject} belongs to {whose} {listed(hosts)}: ask {which}"
     lists = "'refitd runs', 'refitd versions' and 'refitd engines' list what there is"
     return f"no run, version or engine has the name {subject!r}: {lists}"
+
+
+def _hosts_of(subject: str, store: Store) -> list[str]:
+    """The hosts that name an engine so as their own."""
+    name = subject.removeprefix("http://").removeprefix("https://").rstrip("/")
+    hosts = ((engine.id, engine.seen.host) for engine in store.engines.values())
+    return sorted(id_ for id_, host in hosts if host is not None and name in {each.id for each in host.engines})
 
 
 def _commands(ids: Sequence[str]) -> str:

@@ -216,7 +216,8 @@ class AccessSettings(BaseSettings):
         for name, of_role in (("read", tokens.read), ("follower's", tokens.follow)):
             if of_role and not tokens.write:
                 raise ValueError(
-                    f"a {name} token without a write token leaves every change open: set REFITD_TOKEN(_FILE) too"
+                    f"a {name} token without a write token leaves every change open: set --token-file "
+                    "(REFITD_TOKEN_FILE) or REFITD_TOKEN too"
                 )
         if self.host not in LOOPBACK and not tokens.write:
             raise ValueError(

@@ -268,6 +268,8 @@ def _verdict(engine: Engine) -> tuple[CheckVerdict, str | None]:
             return CheckVerdict.FAILED, f"{fix}; then 'refitd engines resync {engine.id}'"
         case EngineState.TAINTED | EngineState.NACKED:
             return CheckVerdict.WARNING, f"'refitd explain {engine.id}' says what was tried, and what comes next"
+        case _ if engine.host is not None and engine.host.shares_name:
+            return CheckVerdict.FAILED, "start one of the two with another --follower: the later one is led until then"
         case _ if engine.host is not None and engine.host.unknown is not None:
             return CheckVerdict.WARNING, "do at this service what the sentence says, or restore its root and journal"
         case _ if setting_fault(engine.stock_reason) is not None:

@@ -78,13 +78,38 @@ class HostLine:
         self.again = 0
         self.trial: HostTrial | None = None
         self.tried: HostTrialResult | None = None
-        self._heard_at = 0.0
+        self._began, self._began_at = clock.now(), clock.monotonic()
+        self._last, self._heard_at = "", 0.0
         self._is_lost = False
+        self._refusal: tuple[str, str] | None = None  # when the first report in its name was refused since, and why
 
     def take(self, report: HostReport) -> None:
         self._told, self.tried = report.told, report.tried
-        self._heard_at, self._is_lost = self.clock.monotonic(), False
+        self._last, self._heard_at, self._is_lost = self.clock.now(), self.clock.monotonic(), False
+        self._refusal = None
         self.heard.notify()
+
+    def refuse(self, why: str) -> None:
+        """A report in its name was refused."""
+        if self._refusal is None or self._refusal[1] != why:
+            self._refusal = self.clock.now(), why
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the host has had no minute to report yet since this service started."""
+        return self._told is None and self.clock.monotonic() - self._began_at <= AWAY_SECONDS
+
+    @property
+    def silence(self) -> str:
+        """That the host does not report, since when, and why as far as this service knows, in a sentence."""
+        since = f"its last report came at {self._last}"
+        if self._told is None:
+            since = f"nothing was heard of it since this service started at {self._began}"
+        text = f"the host {self.name} does not report: {since}"
+        if self._refusal is None:
+            return text
+        at, why = self._refusal
+        return f"{text}; a report in its name was refused at {at}: {why}"
 
     @property
     def told(self) -> Following | None:
@@ -130,13 +155,11 @@ class RefitdEngine:
         self._load_timeout = load_timeout
         self._is_doubted = False  # whether its engines are to be loaded again though the host believes them
 
-    @property
-    def _silence(self) -> str:
-        return f"the host {self._line.name} does not report"
-
     async def probe(self) -> Reached | Unreached:
-        told = self._line.here
-        return Unreached(reason=self._silence, advice=FIX) if told is None else reached(told, self._root)
+        told, line = self._line.here, self._line
+        if told is None:
+            return Unreached(reason=line.silence, advice=FIX, is_awaited=line.is_awaited)
+        return reached(told, self._root)
 
     async def refit(self, target: Target, on_stage: Callable[[Stage], None]) -> Refit:
         watch = Stopwatch(on_stage)
@@ -160,7 +183,7 @@ class RefitdEngine:
         return refit
 
     def _unreached(self) -> Refit:
-        return Refit(outcome=Outcome.UNREACHABLE, resumed=True, reason=self._silence)
+        return Refit(outcome=Outcome.UNREACHABLE, resumed=True, reason=self._line.silence)
 
     async def _judged(self, target: Target, version: str, before: Following, told: Following) -> Refit:
         if not self._is_taken(told, version):
@@ -192,7 +215,7 @@ class RefitdEngine:
         self._line.order(_run_of(version), goal)
         back = await self._settled(goal, TAKE_BACK_SECONDS, hears)
         if back is None:
-            return Refit(outcome=Outcome.UNREACHABLE, resumed=True, reason=f"{reason}; then {self._silence}")
+            return Refit(outcome=Outcome.UNREACHABLE, resumed=True, reason=f"{reason}; then {self._line.silence}")
         if back.order in {OrderState.SERVED, OrderState.NONE}:
             return Refit(outcome=Outcome.NACK, resumed=True, reason=reason, waits=waits_itself(told))
         text = f"{reason}; and not all of its engines serve what they served before: {back.order_reason}"
@@ -214,7 +237,7 @@ class RefitdEngine:
         try:
             while self._line.clock.monotonic() < ends:
                 if await self._line.next() is None:
-                    return self._silence
+                    return self._line.silence
                 tried = self._line.tried
                 if tried is not None and tried.number == number:
                     return tried.fault

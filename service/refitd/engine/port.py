@@ -260,13 +260,15 @@ class Unreached:
     """A probe that failed, and why, in a sentence. `advice` says what an operator can do about it, "" for nothing.
 
     `recognised`: a server of the adapter's kind is there, and lacks something. `nothing_listens`: every address of the
-    server refused the connection.
+    server refused the connection. `is_awaited`: it is a host that has had no time to report since the service started,
+    so it does not count as away yet.
     """
 
     reason: str
     advice: str = ""
     recognised: bool = False
     nothing_listens: bool = False
+    is_awaited: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,12 +96,21 @@ def why_now(engine: EngineRecord, store: Store, targets: Targets) -> str | None:
         store: what the service knows.
         targets: what engines are to serve.
     """
+    if (shared := shared_name(engine)) is not None:
+        return shared
     why, does = _why(engine, store.updates.get(engine.run or "")), host_does(engine, store)
     if engine.state.is_loading:
         return does or why
     why = why or unknown_on_host(engine, store, targets)
     left = left_on_barred(engine, store, targets) or _nothing_left(engine, targets)
     return why or does or left or of_upstream(engine, store)
+
+
+def shared_name(engine: EngineRecord) -> str | None:
+    """Return that two hosts report by an engine's name, and what helps, a sentence."""
+    if engine.seen.host is None or engine.state.is_away or not engine.seen.host.shares_name:
+        return None
+    return f"two hosts report as {engine.id}: give each a name of its own (--follower)"
 
 
 def unknown_on_host(engine: EngineRecord, store: Store, targets: Targets) -> str | None:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from refitd.explain.present import host_does, unknown_on_host, upstream_of
+from refitd.explain.present import host_does, shared_name, unknown_on_host, upstream_of
 from refitd.explain.version import what_is_left
 from refitd.policy.contest import SAID_FOR, STOP_THE_OTHER
 from refitd.policy.goals import passed_over, question_about
@@ -172,6 +172,7 @@ def _unfollowed(seen: RunFacts) -> list[str]:
 def _trouble(seen: RunFacts, newest: VersionRecord | None) -> list[str]:
     """Say what an operator should look at."""
     found = [_group(seen, state) for state in EngineState.by_need() if state.is_in_trouble]
+    found += [shared[0].upper() + shared[1:] for e in seen.engines if (shared := shared_name(e)) is not None]
     found += [_unknown(seen), _contradictory(seen), _fought_over(seen)]
     found += [silence(seen.upstream), disobeyed(seen.upstream)]
     judged = newest_of(version for version in seen.versions if not _may_become_good(version, seen.target))
@@ -251,6 +252,9 @@ def _group(seen: RunFacts, state: EngineState) -> str | None:
     if not mine:
         return None
     why = next((f"{e.id} {seen.hosts[e.id]}" for e in mine if e.id in seen.hosts and not state.is_in_trouble), None)
+    if len(mine) > 1 and all(engine.pulls and engine.reason for engine in mine):  # a host's reason names that host
+        more = f"; and {len(mine) - FEW} more hosts" if len(mine) > FEW else ""
+        why = why or "; ".join(engine.reason or "" for engine in mine[:FEW]) + more
     why = why or next((engine.reason for engine in mine if engine.reason), None)
     return f"{_names([engine.id for engine in mine])} {state}" + (f": {why}" if why else "")
 

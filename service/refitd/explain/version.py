@@ -6,7 +6,15 @@ Engines have a sentence each, or one for many that are alike.
 from collections.abc import Iterable, Mapping
 
 from refitd.engine.port import Outcome
-from refitd.explain.present import host_does, left_on_barred, of_upstream, orders_of_hosts, unknown_on_host, upstream_of
+from refitd.explain.present import (
+    host_does,
+    left_on_barred,
+    of_upstream,
+    orders_of_hosts,
+    shared_name,
+    unknown_on_host,
+    upstream_of,
+)
 from refitd.policy.contest import SAID_FOR, STOP_THE_OTHER, gives_up
 from refitd.policy.goals import passed_over, question_about
 from refitd.policy.roster import why_unbound
@@ -333,6 +341,7 @@ def explain_engine(engine: EngineRecord, store: Store, targets: Targets) -> list
     sentences += (
         [] if engine.seen.host is None else _its_host(engine, engine.seen.host, order, host_does(engine, store))
     )
+    sentences += [] if (shared := shared_name(engine)) is None else [f"{shared[0].upper()}{shared[1:]}."]
     sentences += [] if (has := unknown_on_host(engine, store, targets)) is None else [f"The host {has}."]
     if engine.trouble.last_attempt is not None:
         sentences.append(_last_load(engine.trouble.last_attempt))

@@ -118,6 +118,8 @@ def after_probe(
         told: what a host proves that it serves; None where that is not known here.
     """
     if isinstance(seen, Unreached):
+        if seen.is_awaited and engine.state is EngineState.PROBING:
+            return engine.having(reason=seen.reason)
         since = engine.trouble.unreachable_since if engine.trouble.unreachable_since is not None else now
         return engine.having(state=EngineState.UNREACHABLE, reason=seen.reason, unreachable_since=since)
     if expected is not None:

@@ -5,12 +5,13 @@ service hosts report again; one whose version was collected meanwhile hears that
 
 A report that comes late counts for nothing: after a later one of its process, or after one of a later process, also
 where that was heard `REMEMBERED_SECONDS` ago. So of two hosts with one name, as on machines of one host name, the one
-that started last is heard, and the other is told.
+that started last is heard, and the other is told. Where the later process has been silent for `LEASE_SECONDS`, an
+earlier one that goes on reporting takes the name back: at its second report, since one alone may only be late.
 
 While a file is being sent its version is not collected: its bytes might become another version's (slots) on the way.
 """
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,15 +24,33 @@ REMEMBERED_SECONDS = 600.0
 LOOK_SECONDS = 1.0  # between two looks at which are to be forgotten
 MOST = 4096  # hosts
 _PAST = 8  # earlier processes of a host that are remembered
+_GOES_ON = 3  # reports of an earlier process that were refused: fewer may have been on the way when it ended
+
+
+@dataclass(slots=True)
+class _Earlier:
+    """An earlier process of a host: the number of its newest report, and how many were refused, the last one when."""
+
+    number: int
+    refused: int = 0
+    refused_at: float = 0.0
 
 
 @dataclass(slots=True)
 class KnownFollower:
-    """A host's last report, when it came (monotonic seconds), and its earlier processes."""
+    """A host's last report, when it came (monotonic seconds), and its earlier processes, the newest last."""
 
     report: HostReport
     at: float
-    past: deque[str] = field(default_factory=lambda: deque(maxlen=_PAST))
+    past: dict[str, _Earlier] = field(default_factory=dict[str, _Earlier])
+
+    def take(self, report: HostReport, now: float) -> None:
+        """Another process than before has the name from now on."""
+        self.past.pop(report.told.process, None)
+        self.past[self.report.told.process] = _Earlier(self.report.number)
+        if len(self.past) > _PAST:
+            del self.past[next(iter(self.past))]
+        self.report, self.at = report, now
 
 
 class TooManyFollowersError(Exception):
@@ -39,7 +58,13 @@ class TooManyFollowersError(Exception):
 
 
 class SupersededError(Exception):
-    """Another process has reported by the name since. The message is a sentence."""
+    """Another process has reported by the name since. The message is a sentence. `is_first`: it is the first report
+    of this process that is refused.
+    """
+
+    def __init__(self, text: str, *, is_first: bool) -> None:
+        super().__init__(text)
+        self.is_first = is_first
 
 
 class Followers:
@@ -70,16 +95,38 @@ class Followers:
             self._known[name] = KnownFollower(report, now)
             return True
         process = report.told.process
-        if process in before.past:
-            raise SupersededError(
-                f"another host has reported as {name} since: give each host a name of its own, --follower"
-            )
+        if (earlier := before.past.get(process)) is not None:
+            self._check_back(before, earlier, report, now)
         if process != before.report.told.process:
-            before.past.append(before.report.told.process)
-        elif report.number <= before.report.number:
+            before.take(report, now)
+            return True
+        if report.number <= before.report.number:
             return False
         before.report, before.at = report, now
         return True
+
+    def _check_back(self, known: KnownFollower, earlier: _Earlier, report: HostReport, now: float) -> None:
+        """Return where an earlier process of a host may take the name back.
+
+        Raises:
+            SupersededError: it may not.
+        """
+        is_newer, goes_on = report.number > earlier.number, earlier.refused_at > known.at
+        if is_newer and goes_on and now - known.at > LEASE_SECONDS:
+            return
+        if is_newer:
+            earlier.number, earlier.refused, earlier.refused_at = report.number, earlier.refused + 1, now
+        raise SupersededError(
+            f"another host has reported as {report.told.follower} since: give each host a name of its own, --follower",
+            is_first=is_newer and earlier.refused == 1,
+        )
+
+    def is_shared(self, name: str) -> bool:
+        """Whether two processes report under a host's name now."""
+        now, known = self._clock.monotonic(), self._known.get(name)
+        if known is None or now - known.at > LEASE_SECONDS:
+            return False
+        return any(each.refused >= _GOES_ON and now - each.refused_at <= LEASE_SECONDS for each in known.past.values())
 
     @property
     def known(self) -> Mapping[str, KnownFollower]:
@@ -96,6 +143,56 @@ class Followers:
     def _forget(self, now: float, after: float) -> None:
         for name in [name for name, known in self._known.items() if now - known.at > after]:
             del self._known[name]
+
+
+MOST_REFUSED = 256  # names whose refused reports are remembered: anybody may send one
+SAID_FOR_SECONDS = 600.0
+MENDED_SECONDS = 60.0
+
+
+@dataclass(slots=True)
+class _Refused:
+    """When the refusal was said last (monotonic seconds), and whether a report by the name was taken since."""
+
+    said_at: float
+    was_right: bool = False
+
+
+class RefusedReports:
+    """Decides which refusals of reports are said: the first of its kind under a name, and again after ten minutes; or
+    after a report under the name was taken in between, at most once a minute. In memory alone.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        """None yet."""
+        self._clock = clock
+        self._said: dict[str, dict[str, _Refused]] = {}
+
+    def is_to_be_said(self, name: str, kind: str) -> bool:
+        """A report was refused: return whether that is to be said."""
+        now = self._clock.monotonic()
+        if name not in self._said and len(self._said) >= MOST_REFUSED:
+            self._forget(now)
+            if len(self._said) >= MOST_REFUSED:
+                return False
+        kinds = self._said.setdefault(name, {})
+        if (known := kinds.get(kind)) is None:
+            kinds[kind] = _Refused(now)
+            return True
+        if now - known.said_at < (MENDED_SECONDS if known.was_right else SAID_FOR_SECONDS):
+            return False
+        known.said_at, known.was_right = now, False
+        return True
+
+    def taken(self, name: str) -> None:
+        """A report was taken."""
+        for known in self._said.get(name, {}).values():
+            known.was_right = True
+
+    def _forget(self, now: float) -> None:
+        for name, kinds in list(self._said.items()):
+            if all(now - known.said_at >= SAID_FOR_SECONDS for known in kinds.values()):
+                del self._said[name]
 
 
 class FilesSent:

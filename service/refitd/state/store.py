@@ -110,9 +110,13 @@ class Store:
             self.updates[update.run] = update
             self._update_number = max(self._update_number, update.number)
         for engine in self.journal.read(rows.read_engines):
-            # Clocks of another boot mean nothing here, and what the engine does now is not known yet.
+            # Clocks of another boot mean nothing here, and what the engine does now is not known yet. A host that was
+            # away delays nobody while it is awaited.
+            stays_away = engine.pulls and engine.state is EngineState.UNREACHABLE
+            if stays_away:
+                self.away_since[engine.id] = self.clock.now()
             self.engines[engine.id] = engine.having(
-                state=EngineState.PROBING,
+                state=EngineState.UNREACHABLE if stays_away else EngineState.PROBING,
                 unreachable_since=None,
                 resume_owed=not engine.pulls,  # a host resumes its engines by itself
                 contested_at=None if engine.trouble.contested_at is None else self.clock.monotonic(),

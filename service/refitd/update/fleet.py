@@ -25,7 +25,7 @@ from refitd.update.proving import RankProofs
 from refitd.update.reconciler import EngineReconciler, FileAccess, FilesCheck
 from refitd.update.targets import Targets
 from refitd_client.contract.naming import InvalidNameError, check_run
-from refitd_client.contract.states import VersionState
+from refitd_client.contract.states import EngineState, VersionState
 from refitd_client.contract.wire import NewEngine
 
 FILE_LOOK_SECONDS = 2.0
@@ -98,6 +98,8 @@ class Fleet:
         self._running: dict[str, EngineSpec] = {}
         self._reconcilers: dict[str, EngineReconciler] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        # Lets go of a host until it reports again, and names those that are left.
+        self.forget_host: Callable[[str], None] = lambda _: None
 
     async def run(self) -> None:
         """Run all reconcilers and follow the engines file, until cancelled."""
@@ -250,10 +252,10 @@ class Fleet:
         return name
 
     def remove(self, name: str) -> None:
-        """Remove an engine that the API named. An update that is under way ends first.
+        """Remove an engine that the API named, or a host that does not report. An update that is under way ends first.
 
         Raises:
-            ProblemError: there is none, or settings name it.
+            ProblemError: there is none, or settings name it, or it is a host that reports.
         """
         record = self._known(name)
         if record.naming.source is not Source.API:
@@ -263,10 +265,18 @@ class Fleet:
             if record.naming.source is Source.DISCOVERED:
                 where = "a place of --discover / REFITD_DISCOVER"
             if record.naming.source is Source.REPORTED:
-                where = "its own reports (refitd serve --follow)"
+                self._remove_host(record)
+                return
             raise ProblemError(Slug.ENGINE_NOT_REMOVABLE, f"engine {name} is named by {where}: take it out there")
         self._named.pop(name, None)
         self._store.drop_engine(name)
+
+    def _remove_host(self, record: EngineRecord) -> None:
+        if record.state is not EngineState.UNREACHABLE:
+            text = f"the host {record.id} names itself by its reports, and would come back with the next one"
+            fix = "stop the refitd there (or take its --follow away), and remove it here when it is UNREACHABLE"
+            raise ProblemError(Slug.ENGINE_NOT_REMOVABLE, f"{text}: {fix}")
+        self.forget_host(record.id)
 
     async def trial(self, version: VersionRecord, engine: EngineRecord, _: Tell) -> str | None:
         """Ask an engine that serves a version for a few tokens; see `refitd.update.controller.CanaryCheck`."""

@@ -27,7 +27,7 @@ from refitd.engine.plugin.client import Leads
 from refitd.engine.port import EnginePort
 from refitd.engine.registry import EngineSpec
 from refitd.policy.hosts import stands_of, unknown_at_hub
-from refitd.state.followers import LEASE_SECONDS
+from refitd.state.followers import LEASE_SECONDS, RefusedReports
 from refitd.state.observer import Notifier
 from refitd.state.records import Source
 from refitd.state.store import Store
@@ -180,6 +180,8 @@ class ReportedHosts:
         self._known: dict[str, _Reported] = {}
         self._lines: dict[str, HostLine] = {}
         self._turns = PullTurns(clock)
+        self._refused = RefusedReports(clock)
+        self.is_shared: Callable[[str], bool] = lambda _: False  # whether two hosts report by a name
         self.tell: Callable[[dict[str, EngineSpec]], None] = lambda _: None  # hears which hosts there are
         self.store_with: Callable[[str, str], str] = lambda _id, _digest: ""  # the store that has a version's contents
 
@@ -222,6 +224,7 @@ class ReportedHosts:
             raise NameTakenError(
                 f"engine {name} of this service has the host's name: give the host another, --follower"
             )
+        self._refused.taken(name)
         if is_newest:
             line.take(report)
         known = self._known.get(name)
@@ -245,6 +248,23 @@ class ReportedHosts:
             or line.trial is not None,
         )
         return self._with_turn(reply, report, line.serve.values())
+
+    def refuse(self, name: str, kind: str, why: str) -> bool:
+        """A report by a host's name was refused: return whether that is to be said.
+
+        Args:
+            name: the host's, as the report's sender says.
+            kind: of the refusal.
+            why: in a sentence.
+        """
+        if (line := self._lines.get(name)) is not None:
+            line.refuse(why)
+        return self._refused.is_to_be_said(name, kind)
+
+    def forget(self, name: str) -> None:
+        """Let go of a host until it reports again. Its line stays: its engine's task may not have ended by then."""
+        if self._known.pop(name, None) is not None:
+            self._tell()
 
     def _with_turn(self, reply: HostReply, report: HostReport, serve: Iterable[str | None]) -> HostReply:
         """The reply with how to pull what the host wants to pull, and how soon the next report is wanted.
@@ -275,7 +295,9 @@ class ReportedHosts:
         if told.run is not None and self._store.faults.root is None:  # before it was listed, what there is may come
             known = self._store.newest_known(told.run, told.follower, stands_of(told))
             unknown = unknown_at_hub(told, known, self._digest_of)
-        host = told.host if told.host is None else replace(told.host, unknown=unknown)
+        host = told.host
+        if host is not None:
+            host = replace(host, unknown=unknown, shares_name=self.is_shared(told.follower))
         return of_these(replace(told, host=host), self._digest_of)
 
     def _digest_of(self, version: str) -> str | None:

@@ -29,6 +29,7 @@ from refitd.engine.port import (
     Refit,
     Stage,
     Target,
+    Unreached,
     VersionFiles,
 )
 from refitd.policy.admit import needs_reading
@@ -196,7 +197,7 @@ class EngineReconciler:
         if isinstance(seen, Reached) and after.serving not in (None if before.state.is_away else before.serving, None):
             after = await self._adopted(after)
         entry.put(before, after)
-        is_first = not isinstance(seen, Reached) and before.state is EngineState.PROBING
+        is_first = isinstance(seen, Unreached) and not seen.is_awaited and before.state is EngineState.PROBING
         entry.look_again(self._probe_interval, most=until_retry(1, self._chance) if is_first else math.inf)
 
     async def _adopted(self, engine: EngineRecord) -> EngineRecord:

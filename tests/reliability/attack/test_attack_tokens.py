@@ -136,7 +136,7 @@ async def test_a_token_file_that_holds_no_token_opens_nothing(tmp_path: Path, co
         ({"REFITD_TOKEN": ""}, "REFITD_TOKEN is empty"),
         ({"REFITD_TOKEN": "", "REFITD_HOST": "0.0.0.0"}, "REFITD_TOKEN is empty"),  # noqa: S104 - refused
         ({"REFITD_HOST": "0.0.0.0"}, "set a token"),  # noqa: S104 - refused
-        ({"REFITD_READ_TOKEN_FILE": "FILE"}, "without a write token"),
+        ({"REFITD_READ_TOKEN_FILE": "FILE"}, "set --token-file (REFITD_TOKEN_FILE) or REFITD_TOKEN too"),
         ({"REFITD_READ_TOKEN_FILE": "FILE", "REFITD_HOST": "0.0.0.0"}, "without a write token"),  # noqa: S104 - refused
     ],
 )

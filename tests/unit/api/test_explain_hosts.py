@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from refitd.clock import SystemClock
+from refitd.diagnose.finding import CheckVerdict
+from refitd.diagnose.service import judge_service_engines
 from refitd.engine.host import picture, reached
 from refitd.engine.port import Reached
 from refitd.explain.present import orders_of_hosts, present_engine, present_version
@@ -166,3 +168,27 @@ def test_the_hub_knows_from_where_a_host_pulls() -> None:
     assert isinstance(seen, Reached)
     assert seen.host is not None
     assert seen.host.upstream == HUB
+
+
+def test_of_two_hosts_that_do_not_report_each_is_said_to_be_silent_by_its_own_name(store: Store) -> None:
+    for name in ("host-2", "host-3"):
+        why = f"the host {name} does not report: its last report came at 10:00"
+        store.put_engine(engine(name, pulls=True, state=EngineState.UNREACHABLE, serving=ONE.id, reason=why))
+    silent = [each for each in glance_at(store, Targets(store), "run").reasons if "UNREACHABLE" in each]
+    assert silent == [
+        "host-2 and host-3 are UNREACHABLE: the host host-2 does not report: its last report came at 10:00; "
+        "the host host-3 does not report: its last report came at 10:00"
+    ]
+
+
+def test_a_name_that_two_hosts_report_by_is_trouble_in_status_and_a_failure_in_doctor(store: Store) -> None:
+    host = HostEngines(follower="host-1", states={EngineState.IN_SYNC: 1}, engines=(SERVED,), shares_name=True)
+    why = "wo hosts report as host-1: give each a name of its own (--follower)"
+    assert f"T{why}." in explained(store, host)
+    targets = Targets(store)
+    shown = present_engine(store.engines["host-1"], store, targets)
+    assert shown.reason == f"t{why}"
+    glance = glance_at(store, targets, "run")
+    assert (glance.standing, glance.trouble) == (Standing.TROUBLED, f"T{why}")
+    (finding,) = judge_service_engines([shown])
+    assert (finding.verdict, why in finding.text) == (CheckVerdict.FAILED, True)

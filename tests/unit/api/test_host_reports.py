@@ -1,6 +1,7 @@
 """What a host's report may do at its hub: it says what that host is at, and nothing else."""
 
 import asyncio
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from refitd.policy.hosts import ANEW
 from refitd.state.records import Source
 from refitd.tokens import TokensRefusedError, digest_of, names_of, tokens_from
 from refitd.update.hosts import GONE_SECONDS
+from refitd_client.contract.states import EngineState
 from support.records import version
-from support.services import serving
+from support.services import Stage, serving
 
 ENGINES = {"follower": "one", "states": {"IN_SYNC": 1}, "engines": []}
 
@@ -248,3 +250,90 @@ async def test_a_host_whose_contents_are_others_of_the_same_name_counts_as_one_t
             async with asyncio.timeout(10):
                 while stage.store.engines["one"].serving != serves:
                     await stage.store.changed.wait_after(stage.store.changed.count, within=0.05)
+
+
+async def warnings(stage: Stage) -> list[str]:
+    log = (await stage.http.get("/v1/log", params={"severity": "warning"})).json()["items"]
+    return [entry["text"] for entry in log if entry["kind"] == "follower"]
+
+
+async def test_two_hosts_that_report_by_one_name_are_said_in_status_explain_and_once_in_the_log(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        for number in range(1, 6):
+            for process in ("first", "second"):
+                if number == 1 or process == "second":
+                    sent = report(number=number, told={"process": process, "order": "served"})
+                    assert (await stage.http.put("/v1/hosts/one", json=sent)).status_code == 200
+                else:
+                    sent = report(number=number, told={"process": process})
+                    assert (await stage.http.put("/v1/hosts/one", json=sent)).status_code == 409
+        why = "two hosts report as one: give each a name of its own (--follower)"
+        async with asyncio.timeout(10):
+            while why not in (await stage.http.get("/v1/engines")).text:
+                await stage.store.changed.wait_after(stage.store.changed.count, within=0.05)
+        told = (await stage.http.get("/v1/explain/one")).json()["sentences"]
+        assert f"T{why[1:]}." in told
+        assert len(await warnings(stage)) == 1
+
+
+async def test_a_report_that_is_refused_for_its_token_is_said_once_in_the_log_of_the_hub(tmp_path: Path) -> None:
+    for name, text in (("write", "W" * 20), ("follow", "one:" + "F" * 20)):
+        (tmp_path / name).write_text(text)
+    files = {"token_file": tmp_path / "write", "followers_token_file": tmp_path / "follow"}
+    async with serving(tmp_path / "service", **files) as stage:
+        for token, status in (("wrong", 401), ("F" * 20, 403)):
+            for _ in range(3):
+                headers = {"Authorization": f"Bearer {token}"}
+                answer = await stage.http.put("/v1/hosts/other", json=report("other"), headers=headers)
+                assert answer.status_code == status
+        assert sorted(await warnings(stage)) == [
+            "a report in its name was refused: the token speaks for one, and not for other",
+            "a report in its name was refused: this changes something and needs the bearer token: the one that was "
+            "sent is not known here",
+        ]
+
+
+async def test_a_host_is_removed_once_it_reports_no_more_and_comes_back_with_its_next_report(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        assert (await stage.http.put("/v1/hosts/one", json=report())).status_code == 200
+        refused = await stage.http.delete("/v1/engines/one")
+        assert refused.status_code == 409
+        assert "stop the refitd there" in refused.json()["detail"]
+        assert "remove it here when it is UNREACHABLE" in refused.json()["detail"]
+        record = stage.store.engines["one"]
+        stage.store.put_engine(replace(record, state=EngineState.UNREACHABLE))
+        assert (await stage.http.delete("/v1/engines/one")).status_code == 204
+        assert "one" not in stage.store.engines
+        assert (await stage.http.put("/v1/hosts/one", json=report(number=2))).status_code == 200
+        assert "one" in stage.store.engines
+
+
+async def test_explain_of_an_engine_of_a_host_names_the_host(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        engines = [{"id": "127.0.0.1:31000", "state": "IN_SYNC"}]
+        told = {"host": ENGINES | {"engines": engines}, "order": "served"}
+        assert (await stage.http.put("/v1/hosts/one", json=report(told=told))).status_code == 200
+        async with asyncio.timeout(10):
+            while stage.store.engines["one"].seen.host is None:
+                await stage.store.changed.wait_after(stage.store.changed.count, within=0.05)
+        for name in ("127.0.0.1:31000", "http://127.0.0.1:31000"):
+            answer = await stage.http.get(f"/v1/explain/{name}")
+            assert answer.status_code == 404
+            assert answer.json()["detail"] == f"engine {name} belongs to host one: ask that host"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("host-1:a\n\nhost-4:\n", r"line 3 \(host-4:\) has no token: write name:token"),
+        ("host-1:a\nhost-2:b\nhost-3:a\n", "lines 1 and 3 have the same token: give each its own"),
+        ("a\nhost-1:a\n", "lines 1 and 2 have the same token"),
+    ],
+)
+def test_a_line_without_a_token_and_a_token_on_two_lines_are_refused_by_their_numbers(
+    tmp_path: Path, text: str, why: str
+) -> None:
+    file = tmp_path / "tokens"
+    file.write_text(text)
+    with pytest.raises(TokensRefusedError, match=why):
+        tokens_from("followers_token", None, file, 4096)

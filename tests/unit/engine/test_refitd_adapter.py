@@ -282,7 +282,8 @@ async def test_a_probe_names_what_a_host_serves_as_the_reconciler_does_and_shows
     assert isinstance(away, Unreached)
     assert away.reason == "the host host-1 reports, and none of its engines answers"
     assert isinstance(never, Unreached)
-    assert never.reason == "the host host-1 does not report"
+    assert never.reason is not None
+    assert never.reason.startswith("the host host-1 does not report: nothing was heard of it since this service")
 
 
 async def test_a_trial_is_asked_for_in_the_replies_and_answered_in_a_report() -> None:
@@ -293,3 +294,38 @@ async def test_a_trial_is_asked_for_in_the_replies_and_answered_in_a_report() ->
     assert line.trial.label == "1"
     await speak(line, (told("served", V1, tried=HostTrialResult(number=line.trial.number, fault="garbage")),))
     assert (await trial, line.trial) == ("garbage", None)
+
+
+async def test_after_a_start_a_host_is_awaited_for_a_minute_and_then_away() -> None:
+    clock = SetClock()
+    clock.seconds = 1000.0
+    line = HostLine("host-1", clock, Notifier())
+    engine = RefitdEngine(line, root="/root")
+    first = await engine.probe()
+    assert isinstance(first, Unreached)
+    assert first.is_awaited
+    clock.seconds += lines.AWAY_SECONDS + 1
+    late = await engine.probe()
+    assert isinstance(late, Unreached)
+    assert not late.is_awaited
+
+
+async def test_a_host_that_is_silent_says_when_its_last_report_came_and_why_the_next_was_refused() -> None:
+    clock = SetClock()
+    line = HostLine("host-1", clock, Notifier())
+    line.take(BEFORE)
+    clock.seconds += lines.AWAY_SECONDS + 1
+    engine = RefitdEngine(line, root="/root")
+    seen = await engine.probe()
+    assert isinstance(seen, Unreached)
+    assert not seen.is_awaited
+    assert seen.reason.startswith("the host host-1 does not report: its last report came at 2")
+    line.refuse("the token is not known here")
+    seen = await engine.probe()
+    assert isinstance(seen, Unreached)
+    assert "; a report in its name was refused at 2" in seen.reason
+    assert seen.reason.endswith(": the token is not known here")
+    again = await engine.probe()
+    assert isinstance(again, Unreached)
+    line.refuse("the token is not known here")
+    assert again.reason == seen.reason, "a reason that changes each second would fill the log"

@@ -196,7 +196,7 @@ class FileResponse(Response):
 
 router = APIRouter(prefix="/v1", tags=["follow"])
 _MAX_NAME = 200
-_REPORT = re.compile(r"/v1/hosts/([^/]{1,200})")
+_REPORT_PATH = re.compile(r"/v1/hosts/([^/]{1,200})")
 _MAX_TEXT = 500
 
 
@@ -219,7 +219,7 @@ async def report(
 
 def note_refused(service: Service, claim: Credentials, problem: ProblemError) -> None:
     """A request was refused for its token. Of a report it is said: the host that sends it hears it alone."""
-    match = _REPORT.fullmatch(claim.path)
+    match = _REPORT_PATH.fullmatch(claim.path)
     if claim.method == "PUT" and match is not None:
         _say_refused(service, match[1], problem.kind, problem.detail)
 

@@ -170,7 +170,7 @@ def test_a_file_of_tokens_that_follow_has_a_line_for_each_of_a_thousand_hosts(tm
 async def test_a_follow_token_reports_for_its_own_host_alone(tmp_path: Path) -> None:
     for name, text in (("write", "W" * 20), ("follow", "one:" + "F" * 20)):
         (tmp_path / name).write_text(text)
-    files = {"token_file": tmp_path / "write", "followers_token_file": tmp_path / "follow"}
+    files: dict[str, Any] = {"token_file": tmp_path / "write", "followers_token_file": tmp_path / "follow"}
     async with serving(tmp_path / "service", **files) as stage:
         mine = {"Authorization": f"Bearer {'F' * 20}"}
         assert (await stage.http.put("/v1/hosts/one", json=report(), headers=mine)).status_code == 200
@@ -279,7 +279,7 @@ async def test_two_hosts_that_report_by_one_name_are_said_in_status_explain_and_
 async def test_a_report_that_is_refused_for_its_token_is_said_once_in_the_log_of_the_hub(tmp_path: Path) -> None:
     for name, text in (("write", "W" * 20), ("follow", "one:" + "F" * 20)):
         (tmp_path / name).write_text(text)
-    files = {"token_file": tmp_path / "write", "followers_token_file": tmp_path / "follow"}
+    files: dict[str, Any] = {"token_file": tmp_path / "write", "followers_token_file": tmp_path / "follow"}
     async with serving(tmp_path / "service", **files) as stage:
         for token, status in (("wrong", 401), ("F" * 20, 403)):
             for _ in range(3):

@@ -312,6 +312,7 @@ async def test_explain_of_an_engine_of_a_host_names_the_host(tmp_path: Path) -> 
     async with serving(tmp_path) as stage:
         engines = [{"id": "127.0.0.1:31000", "state": "IN_SYNC"}]
         told = {"host": ENGINES | {"engines": engines}, "order": "served"}
+        await stage.served(1)
         assert (await stage.http.put("/v1/hosts/one", json=report(told=told))).status_code == 200
         async with asyncio.timeout(10):
             while stage.store.engines["one"].seen.host is None:

@@ -261,11 +261,7 @@ def compose(
     """Make every part and hand it what it needs. Call it on the event loop.
 
     Args:
-        settings: of the service.
-        store: the journal's records.
-        targets: what engines are to serve.
         guard: says why what is at the root's path is not the root.
-        telemetry: what the service measures of itself.
         leads: what plugins hear of the service that loads their engines.
         port: the one that the service listens on.
         lead: of its group; no engine is called when that is over. None for a service alone.

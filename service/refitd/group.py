@@ -95,7 +95,6 @@ class StandbyServer(Server):
         yield
 
     def listens(self, url: str) -> None:
-        """Say where."""
         announce(f"refitd stands by on {url}")
 
 
@@ -194,11 +193,6 @@ class Led:
 
 async def lead_group(settings: Settings, database: PostgresAddress, at: Address) -> Led | None:
     """Stand by until this service leads and may act; None where it is to stop before.
-
-    Args:
-        settings: of the service.
-        database: the group's.
-        at: where it listens. Its sockets stay open.
 
     Raises:
         StartRefusedError: the database or its journal cannot be used; the message says why and what to do.

@@ -238,7 +238,6 @@ class Settings(AccessSettings, FollowSettings, PushSettings):
 
     @property
     def catalog_rules(self) -> CatalogRules:
-        """The rules of the catalog."""
         return CatalogRules(
             scan_interval=self.scan_interval,
             settle_for=self.settle,
@@ -251,7 +250,6 @@ class Settings(AccessSettings, FollowSettings, PushSettings):
 
     @property
     def engine_specs(self) -> dict[str, EngineSpec]:
-        """The engines that `engines` names, by id."""
         return named_engines(self.engines)
 
     @property

@@ -55,12 +55,6 @@ def names_of(given: str, lines: tuple[str, ...]) -> str | None:
 def tokens_from(name: str, secret: SecretStr | None, file: Path | None, most: int = MAX_TOKENS) -> tuple[str, ...]:
     """Return the tokens of a setting: of its file where there is one, else of its variable. Reads the file.
 
-    Args:
-        name: the setting, for errors.
-        secret: the variable's value.
-        file: the file.
-        most: lines.
-
     Raises:
         TokensRefusedError: it is set and holds no token, or something that cannot be one.
         OSError: the file cannot be read.
@@ -108,7 +102,6 @@ def _parse(text: str, where: str, most: int) -> tuple[str, ...]:
 
 
 def digest_of(token: str) -> bytes:
-    """What a token is remembered by."""
     return hashlib.sha256(token.encode(errors="surrogateescape")).digest()
 
 

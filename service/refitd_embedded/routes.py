@@ -236,12 +236,6 @@ class UnloadLoraBody(BaseModel):
 
 
 def info_routes(engine: EmbeddedEngine, launch: dict[str, Any]) -> APIRouter:
-    """The routes, bound to one engine.
-
-    Args:
-        engine: what they report on.
-        launch: what /server_info says of how it was started.
-    """
     router = APIRouter()
     startup = {"tokenizer_e2e": time.process_time()}  # as SGLang's: no other process takes just as long to start
 

@@ -263,13 +263,7 @@ class KvCache:
             part[: len(rows), :, :length] = part[index, :, :length]
 
     def fill(self, first: int, rows: int, length: int) -> Attend:
-        """Attention for whole prompts, which writes to the cache.
-
-        Args:
-            first: the first row.
-            rows: how many rows.
-            length: positions from 0 on.
-        """
+        """Attention for whole prompts, which writes to the cache."""
         self._reserve(first + rows, length)
         target = slice(first, first + rows)
 

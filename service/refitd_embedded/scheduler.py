@@ -33,7 +33,6 @@ class ChangeSignal:
         self._next = asyncio.Event()
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Wait until `holds()`."""
         while not holds():
             await self._next.wait()
 

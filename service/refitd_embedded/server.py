@@ -63,7 +63,6 @@ class ApiKeys:
     admin: str | None = None
 
     def wanted(self, path: str) -> str | None:
-        """The key that `path` asks for, or None."""
         if path.startswith(OPEN):
             return None
         return (self.admin or self.api) if path in ADMIN else self.api
@@ -89,13 +88,7 @@ class BearerAuth:
 
 
 def create_app(engine: EmbeddedEngine, *, keys: ApiKeys | None = None, launch: dict[str, Any] | None = None) -> FastAPI:
-    """The application. Its lifespan runs the engine, so a server (or `app.router.lifespan_context(app)`) must enter it.
-
-    Args:
-        engine: what it serves.
-        keys: the keys that clients have to send.
-        launch: merged into what /server_info says about the start.
-    """
+    """The application. Its lifespan runs the engine: a server (or `app.router.lifespan_context(app)`) has to enter it."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:

@@ -109,11 +109,6 @@ class Bounds:
 def requests_of(body: GenerateBody, bounds: Bounds, adapter: Adapter | None = None) -> list[GenerationRequest]:
     """The requests of one call in the order of the answers.
 
-    Args:
-        body: of the call.
-        bounds: what prompts must fit.
-        adapter: the one that the call names.
-
     Raises ValueError, with SGLang's words where it has any.
     """
     for name, advice in UNSUPPORTED.items():

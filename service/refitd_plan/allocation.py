@@ -14,23 +14,12 @@ from refitd_client.errors import PlanRefusedError
 
 
 def refusal_at(text: str, position: int, sentence: str) -> PlanRefusedError:
-    """A refusal that points at a character of what was typed.
-
-    Args:
-        text: what was typed.
-        position: the character, counted from 0.
-        sentence: what is wrong.
-    """
+    """A refusal that points at a character of what was typed."""
     return PlanRefusedError(f"{sentence} (character {position + 1})\n  {text}\n  {' ' * position}^")
 
 
 def check_positive(name: str, value: object, *, most: float = 2**40) -> None:
     """Refuse what is no whole number above 0, or absurd. None passes.
-
-    Args:
-        name: the setting, for the message.
-        value: its value.
-        most: more than that is absurd.
 
     Raises:
         PlanRefusedError: the value is refused.
@@ -75,11 +64,6 @@ WordT = TypeVar("WordT", bound=StrEnum)
 def check_word(name: str, value: object, choices: type[WordT]) -> WordT:
     """One of some words.
 
-    Args:
-        name: the setting, for the message.
-        value: its value.
-        choices: the words.
-
     Raises:
         PlanRefusedError: it is none of them; the message has all.
     """
@@ -96,8 +80,6 @@ ENGINE_NAMES = {SGLANG: "SGLang", VLLM: "vLLM"}
 
 
 class Role(StrEnum):
-    """What a component does."""
-
     GENERATION = "generation"
     TRAINING = "training"
 
@@ -122,7 +104,6 @@ class Parallel:
         return self.d * self.t * self.p * self.c
 
     def __str__(self) -> str:
-        """As in an allocation string."""
         parts = {"d": self.d, "t": self.t, "p": self.p, "c": self.c, "e": self.e}
         return "".join(f"{letter}{size}" for letter, size in parts.items() if size > 1) or "d1"
 
@@ -138,7 +119,6 @@ class Component:
 
     @property
     def title(self) -> str:
-        """What to call it."""
         return self.name or self.backend
 
 
@@ -167,7 +147,6 @@ class Allocation:
         return sum(members[0].parallel.world for members in self.groups)
 
     def of(self, role: Role) -> list[Component]:
-        """The components with a role, in order."""
         return [member for members in self.groups for member in members if member.role is role]
 
     @property
@@ -180,12 +159,6 @@ def allocation_of_counts(
     engine_gpus: int, trainer_gpus: int, *, engine_tp: int = 1, shared: bool = False
 ) -> Allocation:
     """An allocation by plain counts.
-
-    Args:
-        engine_gpus: GPUs of all engines.
-        trainer_gpus: GPUs that FSDP trains on.
-        engine_tp: GPUs of one engine.
-        shared: whether both get the same GPUs.
 
     Raises:
         PlanRefusedError: they contradict each other.

@@ -96,8 +96,6 @@ def changes(job: JobSettings, measure: Measure, *, handover: bool) -> tuple[Plan
     """The changes that make the job fit, in order; none where it fits, None where no set does.
 
     Args:
-        job: the job as it is asked for.
-        measure: the memory of a job.
         handover: tensors are handed over by CUDA IPC, which expandable segments would rule out.
     """
     now = measure(job)
@@ -164,7 +162,6 @@ def _with_savings(found: _Set, job: JobSettings, measure: Measure) -> Iterator[P
 
 
 def applied(job: JobSettings, found: Sequence[PlannedChange]) -> JobSettings:
-    """The job with changes made."""
     return replace(job, **{change.setting: change.value for change in found})  # pyright: ignore[reportArgumentType]
 
 
@@ -187,15 +184,7 @@ def fit(
     job: JobSettings,
     transport: Transport,
 ) -> Fit:
-    """Find the changes that make a job fit. Deltas take a little memory; a hand-over excludes one of the changes.
-
-    Args:
-        model: what is trained and served.
-        placement: which rank is on which GPU.
-        machine: the GPUs.
-        job: the settings that were asked for.
-        transport: how the weights go.
-    """
+    """Find the changes that make a job fit. Deltas take a little memory; a hand-over excludes one of the changes."""
 
     def measure(job: JobSettings) -> MemoryEstimate:
         return memory_of(model, placement, machine, job, transport)

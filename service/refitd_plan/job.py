@@ -108,7 +108,6 @@ DEFAULTS: Mapping[str, Any] = {field.name: field.default for field in fields(Job
 
 
 def flag(name: str) -> str:
-    """The flag of a setting."""
     return "--" + name.replace("_", "-")
 
 
@@ -133,10 +132,6 @@ _SHARE_OF_VLLM = "mem_fraction_static stands for vLLM's gpu_memory_utilization, 
 
 def job_of(given: Mapping[str, Any], engine: str = SGLANG) -> tuple[JobSettings, list[str]]:
     """The settings of a job, and a sentence for each that was assumed. None counts as not given.
-
-    Args:
-        given: the settings by name.
-        engine: the backend that generates.
 
     Raises:
         PlanRefusedError: a name is no setting, or a value cannot be.

@@ -50,7 +50,6 @@ class Machine:
 
     @property
     def count(self) -> int:
-        """The GPUs of all nodes."""
         return len(self.gpus) * self.nodes
 
     def gpu(self, index: int) -> Gpu:
@@ -220,7 +219,6 @@ class Placement:
     wrapped: bool
 
     def of(self, role: Role) -> list[Rank]:
-        """The ranks with a role."""
         return [rank for rank in self.ranks if rank.component.role is role]
 
 

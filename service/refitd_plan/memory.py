@@ -94,7 +94,6 @@ class RankProcess:
 
     @property
     def total(self) -> float:
-        """The peak."""
         return sum(self.parts.values())
 
 
@@ -137,10 +136,6 @@ def memory_of(
     """Every process's memory.
 
     Args:
-        model: what is trained and served.
-        placement: which rank is on which GPU.
-        machine: the GPUs.
-        job: the settings.
         transport: how weights go. A publisher that looks for changes takes two chunks, and a broadcast has a receiver
             beside each engine rank and a sender.
     """
@@ -219,10 +214,6 @@ def sglang_memory(model: Model, parallel: Parallel, job: JobSettings, *, capacit
     """An SGLang rank's memory.
 
     Args:
-        model: what it serves.
-        parallel: the engine's parallelism.
-        job: the settings.
-        capacity: the GPU's memory.
         free: what of it is free when the engine starts.
     """
     fraction = job.mem_fraction_static or default_fraction(capacity, parallel, job)
@@ -271,15 +262,7 @@ def default_fraction(capacity: float, parallel: Parallel, job: JobSettings) -> f
 def forward_parts(
     model: Model, parallel: Parallel, job: JobSettings, capacity: float, tokens: int
 ) -> Mapping[str, float]:
-    """What an engine takes beside weights and KV cache: a forward pass, CUDA graphs, the table of requests.
-
-    Args:
-        model: what it serves.
-        parallel: the engine's parallelism.
-        job: the settings.
-        capacity: the GPU's memory.
-        tokens: what the KV cache holds.
-    """
+    """What an engine takes beside weights and KV cache: a forward pass, CUDA graphs, the table of requests."""
     chunk, graphs = _sizes(capacity, parallel.t)
     context = job.context_length or model.context or _DEFAULT_CONTEXT
     running = requests_at_once(job, parallel)
@@ -337,13 +320,7 @@ _WIDTHS_BY_PRECISION: Mapping[Precision, _Widths] = {
 
 
 def trainer_parts(model: Model, trainer: Component, job: JobSettings) -> dict[str, float]:
-    """The parts of a trainer rank's memory at its peak.
-
-    Args:
-        model: what it trains.
-        trainer: its backend and parallelism.
-        job: the settings.
-    """
+    """The parts of a trainer rank's memory at its peak."""
     return dict((*_static(model, trainer, job), *_transient(model, trainer, job)))
 
 
@@ -365,11 +342,6 @@ def _static(model: Model, trainer: Component, job: JobSettings) -> Iterator[tupl
 def held_by(model: Model, trainer: Component, job: JobSettings) -> HeldParameters:
     """What one rank holds: FSDP cuts all three over data and context parallel ranks, Megatron's distributed optimizer
     (ZeRO's first stage) its own state alone, that of experts over the ranks that have the same experts.
-
-    Args:
-        model: what is trained.
-        trainer: its backend and parallelism.
-        job: the settings.
     """
     parallel = trainer.parallel
     sharded = parallel.d * parallel.c

@@ -124,7 +124,6 @@ class Model:
 
     @property
     def expert_parameters(self) -> int:
-        """All experts of all layers."""
         if self.experts is None:
             return 0
         return (self.layers - self.dense_layers) * self.experts.count * 3 * self.hidden * self.experts.size
@@ -136,15 +135,10 @@ class Model:
 
     @property
     def parameters(self) -> int:
-        """All parameters."""
         return self.dense_parameters + self.expert_parameters + self.embedding_parameters
 
     def kv_bytes(self, tp: int, pp: int) -> float:
         """What one token takes in the KV cache of one GPU, in bytes, in bf16.
-
-        Args:
-            tp: ranks of tensor parallelism.
-            pp: ranks of pipeline parallelism.
 
         Keys and values of every layer, heads over `tp` (a head is never cut: more ranks than heads hold copies); with
         latent attention one compressed vector, whole on each rank. As SGLang's `DefaultPoolConfigurator` counts.

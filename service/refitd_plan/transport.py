@@ -248,13 +248,7 @@ def on_root(transport: ways.Transport) -> str:
 
 
 def host_fault(transport: ways.Transport, version: float, has: float) -> str | None:
-    """Why the root does not fit into the host's memory, and what takes less; None where it fits.
-
-    Args:
-        transport: how the weights go.
-        version: the size of one version, in GiB.
-        has: the host's memory, in GiB.
-    """
+    """Why the root does not fit into the host's memory, and what takes less; None where it fits."""
     count, most = versions_on_root(transport), has * (1 - _HEADROOM)
     if count * version <= most:
         return None

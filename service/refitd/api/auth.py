@@ -58,13 +58,7 @@ _FOLLOWED = [(method, re.compile(re.sub(r"\{\w+\}", "[^/]+", path))) for method,
 
 
 def may(roles: frozenset[TokenRole], method: str, path: str) -> bool:
-    """Return whether a token of these roles opens a request.
-
-    Args:
-        roles: of the token.
-        method: of the request.
-        path: of the request, decoded.
-    """
+    """Return whether a token of these roles opens a request."""
     if TokenRole.WRITE in roles or (TokenRole.READ in roles and method in LOOKS):
         return True
     asked = "GET" if method in LOOKS else method
@@ -255,7 +249,6 @@ def follow_claim(claim: Credentials, tokens: Tokens) -> FollowClaim | None:
 
 
 def is_needed(claim: Credentials, tokens: Tokens) -> bool:
-    """Return whether the request needs a token."""
     return bool(tokens.read if claim.method in LOOKS else tokens.write)
 
 

@@ -130,14 +130,7 @@ class Admission:
 
 
 def admission(peer: str, taken: Iterable[Taken], slots: ConnectionSlots, now: float) -> Admission:
-    """Decide on a new connection.
-
-    Args:
-        peer: where it comes from, see `peer_of`.
-        taken: the connections that there are, without it.
-        slots: how many there may be.
-        now: seconds of the clock of `waits_since`.
-    """
+    """Decide on a new connection."""
     everything = list(taken)
     ordinary = [each for each in everything if not each.health_only]
     own = [each for each in ordinary if each.peer == peer]
@@ -290,7 +283,6 @@ class ClientConnection(H11Protocol):
 
     @property
     def taken(self) -> Taken:
-        """Its slot."""
         cycle = cast("RequestResponseCycle | None", self.cycle)
         waits_since = self._request_since
         if waits_since is None and (cycle is None or cycle.response_complete):
@@ -383,13 +375,11 @@ class _Counted(bytes):
     size: int
 
     def __new__(cls, size: int) -> "_Counted":
-        """Hold none of them."""
         new = super().__new__(cls)
         new.size = size
         return new
 
     def __len__(self) -> int:
-        """How many they are."""
         return self.size
 
 

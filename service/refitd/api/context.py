@@ -72,11 +72,6 @@ ServiceOf = Annotated[Service, Depends(_service)]
 def leave_to_upstream(service: Service, do: str, *, decides: bool) -> None:
     """Refuse what the upstream of this service would undo at the next look.
 
-    Args:
-        service: may follow an upstream.
-        do: what to do there, as a request.
-        decides: whether it is for an upstream to decide, where one is followed.
-
     Raises:
         ProblemError: the service follows an upstream that decides this.
     """
@@ -106,11 +101,6 @@ def ids_of_step(word: str, store: Store, run: str | None = None) -> list[str]:
     """The ids of the versions of a step, or of a folder's name, the newest first.
 
     Versions that are deleted count where no other fits.
-
-    Args:
-        word: a step or a folder's name.
-        store: the versions.
-        run: only versions of this run.
     """
     for ids in (store.versions, store.gone):
         parsed = ((id_, found) for id_ in ids if (found := parse_version_id(id_)) is not None)

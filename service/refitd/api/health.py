@@ -59,7 +59,6 @@ async def faults_now(store: Store) -> Faults:
 
 
 def faults_of(store: Store, journal: str | None) -> Faults:
-    """Return the store's faults with that of the journal."""
     faults = store.faults
     return Faults(
         root=faults.root,

@@ -180,7 +180,6 @@ class WaitingRequests:
 
     @property
     def count(self) -> int:
-        """How many wait now."""
         return len(self._held)
 
     @contextmanager

@@ -308,11 +308,6 @@ def version_ids_of(word: str, store: Store, targets: Targets) -> list[str]:
     """Return the ids of the versions that a run's name, a step or a folder's name may mean.
 
     A run is taken before a step: a run may be called `7`. Versions that are deleted count where no other fits.
-
-    Args:
-        word: what was asked for.
-        store: the versions.
-        targets: a run means its target.
     """
     if word in runs_of(store):
         target = targets.of_run(word).target
@@ -347,9 +342,7 @@ class PastUpdates:
         """Return the newest updates, and whether all their loads were read. Blocks; hold `lock`.
 
         Args:
-            connection: to the journal.
             run: only updates of this run.
-            limit: how many.
             loading: ids of the versions that an engine loads now.
         """
         versions = rows.read_versions(connection, run=run, limit=limit)

@@ -226,7 +226,6 @@ class AccessSettings(BaseSettings):
 
     @property
     def has_token_files(self) -> bool:
-        """Whether tokens are read from files."""
         files = (self.token_file, self.read_token_file, self.followers_token_file)
         return any(file is not None for file in files)
 

@@ -33,13 +33,7 @@ class Fragments:
         self._made: dict[str, tuple[tuple[object, ...], str | None, msgspec.Raw]] = {}
 
     def of(self, engines: Iterable[EngineRecord], store: Store, targets: Targets) -> list[msgspec.Raw]:
-        """Return engines as the API shows them, in the order given.
-
-        Args:
-            engines: the engines, as they are now.
-            store: what the service knows.
-            targets: what engines are to serve.
-        """
+        """Return engines as the API shows them, in the order given."""
         if len(self._made) > 2 * len(store.engines):
             self._made = {name: made for name, made in self._made.items() if name in store.engines}
         return [self._fragment(engine, store, targets) for engine in engines]
@@ -84,13 +78,6 @@ class Cached:
         self._before, self._after = b"", b""  # the instant
 
     def json(self, store: Store, targets: Targets, faults: Faults) -> bytes:
-        """Return the overview as it is now.
-
-        Args:
-            store: what the service knows.
-            targets: what engines are to serve.
-            faults: what is wrong with the service.
-        """
         now = (store.changed.count, store.journal.newest_event, faults, store.runs.upstream)
         if self._as_of != now:
             named = self._fragments.of((store.engines[name] for name in sorted(store.engines)), store, targets)
@@ -130,9 +117,6 @@ def overview_of(
     """Return the overview.
 
     Args:
-        store: what the service knows.
-        targets: what engines are to serve.
-        faults: what is wrong with the service.
         wants_token: whether any route refuses requests without a token.
         leader: this service, where it leads a group.
         keeps: what this service keeps.

@@ -48,7 +48,6 @@ class Address:
 
     @property
     def port(self) -> int:
-        """The port."""
         return int(self.sockets[0].getsockname()[1])
 
 
@@ -145,7 +144,6 @@ class BoundedServer(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def startup(self, sockets: list[Socket] | None = None) -> None:
-        """Listen, and say where."""
         await super().startup(sockets)
         if self.started:
             port = self.servers[0].sockets[0].getsockname()[1]
@@ -153,7 +151,6 @@ class BoundedServer(uvicorn.Server):
             self.listens(f"{scheme}://{self.config.host}:{port}")
 
     def listens(self, url: str) -> None:
-        """Called when it listens."""
         raise NotImplementedError  # each server that is made of it prints that in its own way
 
 
@@ -179,5 +176,4 @@ class Server(BoundedServer):
                 signal.signal(number, signal.SIG_IGN)  # a second one must not cut an update in half
 
     def listens(self, url: str) -> None:
-        """Say where."""
         announce(f"refitd ready on {url}")

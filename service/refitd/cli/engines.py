@@ -81,7 +81,6 @@ def list_engines(out: Output, client: RefitClient, state: InState = None, run: O
 
 
 def _states(word: str) -> set[EngineState]:
-    """The states that a word means."""
     plain = word.lower().replace("_", " ").replace("-", " ")
     meant = {state for state in EngineState if plain in {state.lower().replace("_", " "), state.glance}}
     if not meant:

@@ -23,7 +23,6 @@ EXIT_CODES_HELP = (
 
 
 def help_of(command: Callable[..., object]) -> str:
-    """The help text of a command."""
     paragraphs = (getdoc(command) or "").split("\n\n")
     return "\n\n".join(part if part.startswith(_KEEP_LINES) else " ".join(part.split()) for part in paragraphs)
 
@@ -59,7 +58,6 @@ class Command(TyperCommand):
             raise
 
     def get_params(self, ctx: Any) -> Any:
-        """Its parameters, with --help."""
         return _switches_untyped(super().get_params(ctx))
 
 
@@ -67,7 +65,6 @@ class Group(TyperGroup):
     """A group whose switches show no type."""
 
     def get_params(self, ctx: Any) -> Any:
-        """Its parameters, with --help."""
         return _switches_untyped(super().get_params(ctx))
 
 

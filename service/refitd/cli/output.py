@@ -257,7 +257,6 @@ def _ask(out: Output, *shown: RenderableType, does: str, say: str) -> None:
 
 
 def can_ask() -> bool:
-    """Whether stdin is a terminal."""
     return sys.stdin.isatty()
 
 

@@ -66,7 +66,6 @@ def reclaim_table(plan: ReclaimPlan) -> Table:
 
 
 def reclaim_summary(plan: ReclaimPlan) -> Text:
-    """The plan in one line."""
     count = sum(not item.keep for item in plan.items)
     kept = len(plan.items) - count
     would = "freed" if plan.done else "would be freed"
@@ -136,7 +135,6 @@ def collect(
 async def _collected(
     bucket: Bucket, runs: Sequence[str] | None, keep: int | None, *, dry: bool
 ) -> Mapping[str, BucketCollection]:
-    """What was done to each run."""
     known = await list_runs(bucket)
     if runs and (unknown := set(runs) - set(known)):
         raise ValueError(f"{bucket.name} has no run {min(unknown)!r}: it has {', '.join(known) or 'none'}")

@@ -68,7 +68,6 @@ class Table:
         return sum(widths) + len(GAP) * (len(widths) - 1)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        """For Rich: the lines."""
         widths, (head, *rows) = self._widths(), self._rows
         has_room = head.words is not None and self._fits(head.words, options.max_width)
         title = self._line(head, widths, head.words if has_room else None)  # no stub of a title at the window's edge
@@ -251,7 +250,6 @@ def engines_table(
 
 
 def listed_columns(engines: Collection[Engine]) -> set[str]:
-    """The columns of a list of engines."""
     columns = {"ENGINE", "RUN", "STATE", "STEP", "BEHIND"}
     # An engine that was given no name is called by its address: to say that twice leaves no room for the reason.
     if any(_address(engine) != engine.id for engine in engines):
@@ -308,7 +306,6 @@ def several_kinds(engines: Iterable[Engine]) -> bool:
 
 
 def server_of(engine: Engine) -> Text:
-    """What its server is, with its release."""
     return cell(f"{engine.server or ''} {engine.server_version or ''}".strip())
 
 
@@ -358,12 +355,7 @@ def last_load(engine: Engine) -> str:
 
 
 def steps_behind(engine: Engine, target: str | None) -> str:
-    """How stale an engine is, in steps of the trainer. Steps of different generations cannot be compared.
-
-    Args:
-        engine: the engine.
-        target: the version that it should serve; None where there is none.
-    """
+    """How stale an engine is, in steps of the trainer. Steps of different generations cannot be compared."""
     aim = parse_version_id(target or "")
     if aim is None:
         return NOTHING

@@ -146,7 +146,6 @@ def settings_from(flags: Mapping[str, Any]) -> Settings:
 
 
 def flag(name: str) -> str:
-    """The flag of a setting."""
     return "--" + _SPECIAL_NAMES.get(name, name).replace("_", "-")
 
 

@@ -145,13 +145,7 @@ class KeyReader:
 
 
 def screen(glance: Glance, height: int | None = None, width: int | None = None) -> RenderableType:
-    """Lay out everything, the most important first.
-
-    Args:
-        glance: what was seen.
-        height: lines that there are; None for as many as it takes.
-        width: columns that there are; None for as many as it takes.
-    """
+    """Lay out everything, the most important first."""
     top = [_headline(glance, is_live=height is not None)]
     for fault in glance.overview.faults.sentences:
         top += render.told(fault, width, "▲ ", "bold red")

@@ -115,7 +115,6 @@ def versions(
 
 
 def _state(word: str) -> VersionState:
-    """The state that a word means."""
     meant = [state for state in VersionState if word.lower() in {state.lower(), state.glance}]
     if not meant:
         raise ValueError(f"--state {word!r} is none of {', '.join([*VersionGlance, *VersionState])}")

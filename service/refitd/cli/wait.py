@@ -29,8 +29,6 @@ Step = Annotated[int | None, typer.Option("--step", metavar="N", min=0, help="Th
 
 
 class Goal(StrEnum):
-    """What to wait for."""
-
     SERVED = "served"
     SEALED = "sealed"
 
@@ -95,15 +93,7 @@ def _tell(out: Output, result: WaitResult, timeout: float) -> None:
 
 
 def wait_for(client: RefitClient, version_id: str, goal: WaitFor, seconds: float, out: Output) -> WaitResult:
-    """Wait for a version; show the progress on a terminal.
-
-    Args:
-        client: of the service.
-        version_id: the version's id.
-        goal: `served` or `sealed`.
-        seconds: the longest time to wait.
-        out: the output of the command.
-    """
+    """Wait for a version; show the progress on a terminal."""
     if not out.shows_progress:
         return client.wait(version_id, goal, seconds)
     ends = time.monotonic() + seconds
@@ -117,13 +107,7 @@ def wait_for(client: RefitClient, version_id: str, goal: WaitFor, seconds: float
 
 
 def say_if_paused(out: Output, client: RefitClient, run: str) -> None:
-    """Say that no engine goes to a newer version, and what ends that; nothing while updates go on.
-
-    Args:
-        out: the output of the command.
-        client: of the service.
-        run: the run.
-    """
+    """Say that no engine goes to a newer version, and what ends that; nothing while updates go on."""
     since = next((seen.paused_since for seen in client.overview().runs if seen.run == run), None)
     if since is not None:
         out.remark(

@@ -59,8 +59,6 @@ from refitd_client.contract.wire import Keeping
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorReport:
-    """All findings."""
-
     root: str
     findings: tuple[Finding, ...]
 

@@ -116,13 +116,11 @@ def loads_whole(server: str) -> str:
 
 
 async def ask_places(settings: Settings) -> list[Answer]:
-    """Ask all of them at once."""
     threads = RootThreads()
     return await asyncio.gather(*(ask(parse_place(place), threads) for place in settings.discover))
 
 
 def judge_places(answers: Iterable[Answer]) -> Iterator[Finding]:
-    """What they said."""
     for answer in answers:
         match answer:
             case EnginesFound(place=place, urls=urls) if urls:
@@ -155,7 +153,6 @@ class EngineAnswers:
 
 
 async def ask_engines(roster: Roster) -> list[EngineAnswers]:
-    """Ask all of them at once."""
     return await asyncio.gather(*(_ask(roster, name) for name in sorted(roster.specs)))
 
 
@@ -182,7 +179,6 @@ def judge_names(asked: Sequence[EngineAnswers]) -> Iterator[Finding]:
 
 
 def judge_engine(asked: EngineAnswers) -> Iterator[Finding]:
-    """What the answers mean."""
     if isinstance(asked.seen, Unreached):
         yield failed(CheckName.ENGINES, asked.name, asked.seen.reason, asked.seen.advice)
         return

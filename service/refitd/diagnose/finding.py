@@ -14,8 +14,6 @@ class CheckVerdict(StrEnum):
 
 
 class CheckName(StrEnum):
-    """What is checked."""
-
     ROOT = "root"
     SPACE = "space"
     SETTINGS = "settings"

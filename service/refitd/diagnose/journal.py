@@ -131,7 +131,6 @@ def judge_durability(journal: JournalFacts, push: str | None = None) -> Iterator
     """Say of each run whose engines serve a version without files where they, or a rollback, would go back to.
 
     Args:
-        journal: what the service knows.
         push: the object store that it pushes to, None where it pushes to none.
     """
     serving = [engine.serving for engine in journal.engines.values() if engine.known]

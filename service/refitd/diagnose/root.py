@@ -234,7 +234,6 @@ def judge_root(facts: RootFacts, settings: Settings, keeps: Keeping | None = Non
     """What the observations mean.
 
     Args:
-        facts: the observations.
         settings: doctor's own.
         keeps: what the service that runs on the root says that it keeps; None where it does not say it.
     """

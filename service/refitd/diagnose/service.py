@@ -60,8 +60,6 @@ def judge_service(settings: Settings, journal: JournalFacts, running: str | None
     """Judge settings, secret files, journal and lock.
 
     Args:
-        settings: those of the service.
-        journal: what was read of it.
         running: the process that holds the root's lock; None where none does.
     """
     yield from judge_settings(settings)
@@ -152,7 +150,6 @@ def url_of(settings: Settings) -> str:
 
 
 def service_at(url: str, token: str | None) -> Transport:
-    """Calls to a service."""
     return Transport(url, api_key=token, admin_key=None, server="service")
 
 
@@ -228,7 +225,6 @@ async def ask_overview(settings: Settings, url: str) -> Overview | Finding:
 
 
 def judge_faults(faults: Faults) -> Iterator[Finding]:
-    """What is wrong with the service itself."""
     for part, fault in asdict(faults).items():
         if fault is not None:
             check, fix = _OF_FAULTS[part]
@@ -236,7 +232,6 @@ def judge_faults(faults: Faults) -> Iterator[Finding]:
 
 
 def judge_service_engines(engines: Sequence[Engine]) -> Iterator[Finding]:
-    """What it says of each."""
     for engine in engines:
         text = f"the service says {engine.state}{_why(engine)}; {_serving(engine)}; {_loads(engine)}"
         verdict, fix = _verdict(engine)

@@ -67,7 +67,6 @@ async def look_at_store(bucket: Bucket, *, pushes: bool) -> StoreAnswers:
 
 
 def judge_store(asked: StoreAnswers) -> Iterator[Finding]:
-    """Judge what a store did."""
     if asked.read is not None:
         yield failed(CheckName.STORE, asked.name, asked.read, _CHECK_STORE)
     elif not asked.pushes and not asked.runs:
@@ -122,12 +121,6 @@ async def _ask(url: str, settings: Settings) -> HubAnswers:
 
 
 def judge_hub(asked: HubAnswers, run: str | None) -> Iterator[Finding]:
-    """Judge one hub's answers.
-
-    Args:
-        asked: what it has answered.
-        run: the run that is to be followed; None for the only one.
-    """
     url = asked.url
     if isinstance(asked.look, NoReply):
         fix = "start it, or correct --follow: this host serves on what it has, and gets nothing new"

@@ -28,10 +28,7 @@ def present_version(
     """Return a version as the API shows it.
 
     Args:
-        record: the version.
         engines: those that follow its run.
-        place: its place in lists.
-        update: the newest update of its run.
         hosts: by their ids, what engines do that are hosts and carry out an order.
         refused: why a delta cannot be carried out.
         waits_for: what a delta waits for.
@@ -89,13 +86,7 @@ def _why(engine: EngineRecord, update: UpdateRecord | None) -> str | None:
 
 
 def why_now(engine: EngineRecord, store: Store, targets: Targets) -> str | None:
-    """Return why an engine is where it is, or what its host does: while that loads, before why a load of it failed.
-
-    Args:
-        engine: the engine.
-        store: what the service knows.
-        targets: what engines are to serve.
-    """
+    """Return why an engine is where it is, or what its host does: while that loads, before why a load of it failed."""
     if (shared := shared_name(engine)) is not None:
         return shared
     why, does = _why(engine, store.updates.get(engine.run or "")), host_does(engine, store)
@@ -114,13 +105,7 @@ def shared_name(engine: EngineRecord) -> str | None:
 
 
 def unknown_on_host(engine: EngineRecord, store: Store, targets: Targets) -> str | None:
-    """Return that a host has a version which this service does not have, and what helps, without a subject.
-
-    Args:
-        engine: the host.
-        store: what the service knows.
-        targets: what engines are to serve.
-    """
+    """Return that a host has a version which this service does not have, and what helps, without a subject."""
     unknown = None if engine.seen.host is None or engine.state.is_away else engine.seen.host.unknown
     if unknown is None:
         return None
@@ -132,11 +117,6 @@ def left_on_barred(engine: EngineRecord, store: Store, targets: Targets) -> str 
     """Return that an engine serves a barred version because there is nothing good to bring it back to, and what helps.
 
     So it is after a canary has refused the first version of a run.
-
-    Args:
-        engine: the engine.
-        store: what the service knows.
-        targets: what engines are to serve.
     """
     serving = store.versions.get(engine.serving or "")
     if engine.state is not EngineState.IN_SYNC or serving is None or not serving.barred:
@@ -159,12 +139,7 @@ def _nothing_left(engine: EngineRecord, targets: Targets) -> str | None:
 
 
 def of_upstream(engine: EngineRecord, store: Store) -> str | None:
-    """Return what an engine of a host that follows waits for, or that nothing is heard from the upstream.
-
-    Args:
-        engine: the engine.
-        store: what the service knows.
-    """
+    """Return what an engine of a host that follows waits for, or that nothing is heard from the upstream."""
     if engine.state is not EngineState.IN_SYNC or engine.run is None:
         return None
     if (word := upstream_of(store, engine.run)) is None:
@@ -182,12 +157,7 @@ def upstream_of(store: Store, run: str) -> UpstreamWord | None:
 
 
 def host_does(engine: EngineRecord, store: Store) -> str | None:
-    """Return what a host does for its engines, a sentence without a subject; None of any other engine.
-
-    Args:
-        engine: the engine.
-        store: what the service knows.
-    """
+    """Return what a host does for its engines, a sentence without a subject; None of any other engine."""
     if engine.state.is_away:
         return None
     order = store.loading.get(engine.id)
@@ -202,10 +172,6 @@ def host_does(engine: EngineRecord, store: Store) -> str | None:
 def orders_of_hosts(engines: Collection[EngineRecord], store: Store) -> dict[str, str]:
     """Return what hosts do that carry out an order, or wait for their own operators, by their ids. It comes before why
     a load of them failed.
-
-    Args:
-        engines: those to look at, whatever they are.
-        store: what the service knows.
     """
     carrying = (engine for engine in engines if engine.seen.host is not None and engine.state.is_loading)
     waiting = (engine for engine in engines if engine.waits is not None and engine.state is EngineState.BEHIND)
@@ -237,13 +203,7 @@ def steps_behind(engine: EngineRecord, targets: Targets) -> int | None:
 
 
 def present_engine(record: EngineRecord, store: Store, targets: Targets) -> Engine:
-    """Return an engine as the API shows it.
-
-    Args:
-        record: the engine.
-        store: what the service knows.
-        targets: what engines are to serve.
-    """
+    """Return an engine as the API shows it."""
     serving, parsed = store.versions.get(record.serving or ""), parse_version_id(record.serving or "")
     seen = record.seen
     return Engine(

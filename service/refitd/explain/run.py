@@ -267,7 +267,6 @@ def _names(ids: Sequence[str]) -> str:
 
 
 def _waiting(seen: RunFacts, newest: VersionRecord | None) -> list[str]:
-    """Say what goes on, or is waited for."""
     found: list[str] = []
     left = newest_of(version for version in seen.versions if _was_left(seen, version))
     if left is not None and seen.target is not None:
@@ -325,13 +324,6 @@ def runs_of(store: Store) -> list[str]:
 
 
 def glance_at(store: Store, targets: Targets, run: str) -> RunGlance:
-    """Return how one run stands.
-
-    Args:
-        store: what the service knows.
-        targets: what engines are to serve.
-        run: the run.
-    """
     engines, any_ = store.engines_of(run), store.runs.upstream
     upstream = upstream_of(store, run)
     return glance(

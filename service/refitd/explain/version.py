@@ -59,9 +59,6 @@ def explain_version(
     """Explain what state a version is in and why, which engines serve it, whether it is kept.
 
     Args:
-        record: the version.
-        store: what the service knows.
-        targets: what engines are to serve.
         plan: what would be collected now.
         waits_for: why no copy of a delta is being written now.
         never_sent: it is known that no engine was ever brought to it.
@@ -145,13 +142,7 @@ def _as_delta(record: VersionRecord, targets: Targets, waits_for: str | None) ->
 
 
 def on_engines(record: VersionRecord, store: Store, targets: Targets) -> list[str]:
-    """Say how a version's update stands, which engines serve it and which do not yet.
-
-    Args:
-        record: the version.
-        store: what the service knows.
-        targets: what engines are to serve.
-    """
+    """Say how a version's update stands, which engines serve it and which do not yet."""
     target = targets.of_run(record.run).target
     engines = [engine for engine in store.engines.values() if engine.run == record.run]
     sentences: list[str] = []
@@ -182,11 +173,7 @@ def on_engines(record: VersionRecord, store: Store, targets: Targets) -> list[st
 
 
 def what_is_left(loadable: VersionRecord | None) -> str:
-    """Say what engines load that do not serve a target whose files are lost, as a clause.
-
-    Args:
-        loadable: the newest version that they can be brought to.
-    """
+    """Say what engines load that do not serve a target whose files are lost, as a clause."""
     others = "an engine that does not serve it"
     return f"{others} has nothing left to load" if loadable is None else f"{others} is brought to {loadable.id}"
 
@@ -300,13 +287,7 @@ _SOURCES = {
 
 
 def explain_engine(engine: EngineRecord, store: Store, targets: Targets) -> list[str]:
-    """Explain what an engine serves, what it should serve, and what it waits for.
-
-    Args:
-        engine: the engine.
-        store: what the service knows.
-        targets: what engines are to serve.
-    """
+    """Explain what an engine serves, what it should serve, and what it waits for."""
     order = store.loading.get(engine.id)
     left = left_on_barred(engine, store, targets)
     means = _what_it_means(engine, order) if left is None else f"it {left}"
@@ -470,7 +451,6 @@ def _last_load(attempt: AttemptRecord) -> str:
 
 
 def _turn(engine: EngineRecord, target: VersionRecord, store: Store, strategy: Strategy) -> list[str]:
-    """Say what the strategy has it wait for."""
     update, engines = store.updates.get(target.run), store.engines_of(target.run)
     if update is not None and update.paused_since is not None:
         return [paused_since(update)]

@@ -57,7 +57,6 @@ class CountingProblem:
 
 
 def problems(source: random.Random, count: int) -> list[CountingProblem]:
-    """Draw problems."""
     return [CountingProblem(source.choice(STRIDES), source.randrange(NUMBERS)) for _ in range(count)]
 
 

@@ -146,11 +146,6 @@ def _spinner(name: str) -> AbstractContextManager[object]:
 def own_stack(workdir: Path, model: Path, *, progress: SetUp = unseen) -> Generator[Stack]:
     """Start engines on `model` and a service for them, and stop them at the end.
 
-    Args:
-        workdir: the folder for the root, the service's state and the logs.
-        model: the checkpoint to begin with.
-        progress: shows what is waited for.
-
     Raises:
         ProcessError: one does not start.
     """

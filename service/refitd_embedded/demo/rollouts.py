@@ -156,11 +156,6 @@ def request(questions: Sequence[Question]) -> dict[str, Any]:
 def read(problem: CountingProblem, engine: str, raw: dict[str, Any]) -> Rollout | None:
     """An engine's answer, or None if it was cut short, as by a pause that aborts.
 
-    Args:
-        problem: what was asked.
-        engine: the engine's URL.
-        raw: its JSON.
-
     `weight_versions` has spans where weights changed in the middle of an answer; an engine that does not report them
     names one version for all.
     """
@@ -220,13 +215,7 @@ class VersionCopies:
 
     @torch.no_grad()
     def logprobs(self, label: str, tokens: Tensor, answer: int) -> Tensor:
-        """The version's log-probabilities, [rows, answer].
-
-        Args:
-            label: the version.
-            tokens: prompts and answers, [rows, time].
-            answer: how many of the last tokens are the answer.
-        """
+        """The version's log-probabilities, [rows, answer]."""
         self.step_of(label)
         self._probe.load_state_dict(self._copies[label][1])
         return chosen(answer_distribution(self._probe, tokens, answer), tokens)

@@ -237,13 +237,6 @@ def rows(
 ) -> Generator[StepRow]:
     """Take gradient steps; a row before each and one after the last.
 
-    Args:
-        trainer: owns the policy.
-        incidents: what is broken; its engines answer the questions.
-        releases: publishes the policy.
-        steps: how many gradient steps to take.
-        seed: of the questions.
-
     Raises:
         RefitError: a version could not be published, or was not served.
         RolloutError: an engine gives no answers.
@@ -275,7 +268,6 @@ def questions(source: random.Random) -> list[Question]:
 
 
 def batch(rollouts: Sequence[Rollout], marks: Sequence[Sequence[float]]) -> TrainingBatch:
-    """Rollouts and their marks as the trainer takes them."""
     grouped = torch.tensor(marks).view(-1, GROUP, len(marks[0]))
     return TrainingBatch(
         tokens=torch.tensor([rollout.tokens for rollout in rollouts]),

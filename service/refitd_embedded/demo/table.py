@@ -119,15 +119,6 @@ def summarise(
     seconds: float,
     incidents: Sequence[Incident] = (),
 ) -> DemoSummary:
-    """The summary of a run.
-
-    Args:
-        rows: its rows, at least one.
-        publishing: whether versions were published.
-        versions: how many were published, served and collected.
-        seconds: what it took.
-        incidents: how those ended that the demo caused.
-    """
     window = max(1, min(WINDOW, len(rows) // 2))
     return DemoSummary(
         steps=rows[-1].step,
@@ -176,15 +167,12 @@ class JsonLines:
     """`{"kind": "step", …}` for each row, `{"kind": "told", …}` for a failure, `{"kind": "summary", …}` at the end."""
 
     def row(self, row: StepRow) -> None:
-        """Show one more row."""
         self._print({"kind": "step", **asdict(row), "served": row.served, "staleness": row.staleness})
 
     def tell(self, step: int, text: str) -> None:
-        """Show that something happened."""
         self._print({"kind": "told", "step": step, "text": text})
 
     def summary(self, summary: DemoSummary) -> None:
-        """Show how it ended."""
         judged = {"climbed": summary.climbed, "as_promised": summary.as_promised}
         self._print({"kind": "summary", **asdict(summary), **judged})
 
@@ -200,18 +188,15 @@ class PlainLines:
         self._then = then
 
     def row(self, row: StepRow) -> None:
-        """Show one more row."""
         if not self._headed:
             print(_line(COLUMNS), *LEGEND, sep="\n", flush=True)
             self._headed = True
         print(_line(cells(row)), flush=True)
 
     def tell(self, step: int, text: str) -> None:
-        """Show that something happened."""
         print(*told(step, text), sep="\n", flush=True)
 
     def summary(self, summary: DemoSummary) -> None:
-        """Show how it ended."""
         print("", *closing(summary), self._then, sep="\n", flush=True)
 
 
@@ -232,17 +217,14 @@ class LiveTable:
         self._end: list[str] = []
 
     def row(self, row: StepRow) -> None:
-        """Show one more row."""
         self._rows.append(row)
         self._draw()
 
     def tell(self, step: int, text: str) -> None:
-        """Show that something happened."""
         self._told += told(step, text)
         self._draw()
 
     def summary(self, summary: DemoSummary) -> None:
-        """Show how it ended."""
         self._end = ["", *closing(summary), self._then]
         self._draw()
 
@@ -268,12 +250,7 @@ class LiveTable:
 
 @contextmanager
 def display(options: DemoOptions, service_url: str = "") -> Generator[Display]:
-    """The display that fits: JSON, a live table on a terminal, else lines.
-
-    Args:
-        options: `json`, `plain`, and `then`: the last line, None for advice.
-        service_url: where the dashboard is.
-    """
+    """The display that fits: JSON, a live table on a terminal, else lines."""
     last = what_next() if options.then is None else options.then
     if options.json:
         yield JsonLines()

@@ -88,7 +88,7 @@ class BearerAuth:
 
 
 def create_app(engine: EmbeddedEngine, *, keys: ApiKeys | None = None, launch: dict[str, Any] | None = None) -> FastAPI:
-    """The application. Its lifespan runs the engine: a server (or `app.router.lifespan_context(app)`) has to enter it."""
+    """The application. Its lifespan runs the engine: a server enters it, as `app.router.lifespan_context(app)`."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:

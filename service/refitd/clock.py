@@ -18,8 +18,6 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's clocks."""
-
     def monotonic(self) -> float:
         return time.monotonic()
 

@@ -91,7 +91,6 @@ class StandbyServer(Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Leave signals alone."""
         yield
 
     def listens(self, url: str) -> None:

@@ -78,8 +78,6 @@ Urls = Annotated[list[str], NoDecode, BeforeValidator(_split)]
 
 
 class Settings(AccessSettings, FollowSettings, PushSettings):
-    """The settings of `refitd serve`."""
-
     root: Path = Field(description="Folder that trainers publish into: <root>/<run>/v000123/")
     engines: Annotated[Urls, AfterValidator(lambda texts: [check_engine(text) for text in texts])] = Field(
         default=[],
@@ -205,7 +203,6 @@ class Settings(AccessSettings, FollowSettings, PushSettings):
         return self
 
     def _check_strategy(self) -> None:
-        """Refuse settings that the strategy does not use."""
         if self.canary_check is not None and self.strategy.name is not StrategyName.CANARY:
             raise ValueError(f"--canary-check is for --strategy canary, and the strategy is {self.strategy}")
 

@@ -41,7 +41,6 @@ class CallProgress:
         self._changes.tell()
 
     async def done(self) -> None:
-        """Wait for all to end."""
         await self._changes.until(lambda: all(request.finish for request in self.requests))
 
     async def __aiter__(self) -> AsyncIterator[GenerationRequest]:

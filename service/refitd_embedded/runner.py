@@ -352,7 +352,6 @@ class Runner:
 
     @torch.inference_mode()
     def decode(self, running: Sequence[GenerationRequest]) -> ForwardResult:
-        """One more token for each running request."""
         self._settle(running)
         positions = torch.tensor([request.length - 1 for request in self._rows])
         ids = torch.tensor([[request.output[-1]] for request in self._rows])

@@ -28,7 +28,6 @@ class ChangeSignal:
         self._next = asyncio.Event()
 
     def tell(self) -> None:
-        """Say that something changed."""
         self._next.set()
         self._next = asyncio.Event()
 
@@ -141,7 +140,6 @@ class Scheduler:
         return command.answer
 
     def submit(self, request: GenerationRequest) -> None:
-        """Queue a new request."""
         self.waiting.append(request)
         self._wake.set()
 

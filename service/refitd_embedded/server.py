@@ -153,7 +153,6 @@ class ReplicaServer(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to listen, and say so."""
         await super().startup(sockets)
         for listener in (sockets or ()) if self.started else ():
             host, port = listener.getsockname()[:2]

@@ -244,7 +244,6 @@ class _Reader:
         return found
 
     def dims(self) -> _Dims:
-        """One dimension and more."""
         found: _Dims = []
         at = self.at
         while (each := self.take(r"[A-Za-z]+[0-9]+")) is not None:

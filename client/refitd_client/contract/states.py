@@ -16,16 +16,6 @@ class Kind(StrEnum):
     HANDOVER = "handover"
 
 
-def way_of(transport: str, kind: Kind) -> str:
-    """How a version goes to engines by a transport, as the end of a sentence.
-
-    `transport` is as `publish` takes it; `delta` alone is a full version's as well, where too much changed.
-    """
-    if transport not in {"disk", "delta"}:
-        return f"by {transport}"
-    return "as a delta" if kind is Kind.DELTA else "by files"
-
-
 class VersionGlance(StrEnum):
     """What people are shown of a version's state."""
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from refitd_client.contract.plugin import Receiver, Receivers
+from refitd_client.contract.states import Kind
 
 Transport = Literal["auto", "disk", "delta", "handover", "nccl", "gloo"]
 TRANSPORTS: tuple[str, ...] = get_args(Transport)
@@ -29,6 +30,16 @@ _FITS: dict[str, str] = {
     "handover": "trainer and engines share {}",
     "nccl": "trainer and engine ranks have GPUs of their own",
 }
+
+
+def way_of(transport: str, kind: Kind) -> str:
+    """How a version goes to engines by a transport, as the end of a sentence.
+
+    `transport` is as `publish` takes it; `delta` alone is a full version's as well, where too much changed.
+    """
+    if transport not in BY_FILES:
+        return f"by {transport}"
+    return "as a delta" if kind is Kind.DELTA else "by files"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

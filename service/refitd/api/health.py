@@ -89,7 +89,6 @@ class StoreCollector(Collector):
         self._unserved = unserved
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every metric as it is now."""
         yield InfoMetricFamily("refitd_build", "The release that runs", value={"version": installed_release()})
         yield self._faults()
         yield self._versions()
@@ -218,7 +217,6 @@ class LeaderCollector(Collector):
         self._epoch = epoch
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every metric as it is now."""
         epoch = self._epoch()
         what = "1 while this service leads its group, 0 while it stands by"
         yield GaugeMetricFamily("refitd_leader", what, value=epoch is not None)

@@ -93,7 +93,6 @@ class _BodySize:
             raise ProblemError(Slug.TOO_MANY, detail, {"Retry-After": "1"})
 
     def give_back(self) -> None:
-        """Count the body no more."""
         if self._memory is not None:
             self._memory.give_back(self._size)
 

@@ -231,7 +231,6 @@ class AccessSettings(BaseSettings):
 
     @property
     def wants_token(self) -> bool:
-        """Whether any request needs a token."""
         return any((self.token, self.token_file, self.read_token_file))
 
     def tokens(self) -> Tokens:

@@ -17,13 +17,11 @@ from enum import IntEnum
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 import typer
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
-from rich.progress import TransferSpeedColumn as SpeedColumn
 from rich.table import Column
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -130,6 +128,9 @@ def _with_what_stands(error: ServiceProblemError) -> Problem:
 def _problem(slug: str, title: str, status: int, detail: str) -> Problem:
     return Problem(type=f"urn:refitd:problem:{slug}", title=title, status=status, detail=detail)
 
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 # Lines are not cut in a pipe: a table that is cut at 80 columns cannot be searched.
 _PIPE_WIDTH = 1000
@@ -263,7 +264,7 @@ def can_ask() -> bool:
 class Bar:
     """What is done, and how many bytes of how many: a bar as soon as the total is known. For any thread."""
 
-    def __init__(self, progress: Progress, text: str) -> None:
+    def __init__(self, progress: "Progress", text: str) -> None:
         self._progress = progress
         self._task = progress.add_task(clean(text), total=None)
         self._total = 0
@@ -294,6 +295,10 @@ def bar(out: Output, text: str) -> Generator[Bar | None]:
     if not out.shows_progress:
         yield None
         return
+    # Here, because few commands need it, and it takes a while to import.
+    from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import TransferSpeedColumn as SpeedColumn
+
     words = TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True), markup=False)
     columns = (SpinnerColumn(), words, BarColumn(20), DownloadColumn(), SpeedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=out.err, transient=True) as progress:

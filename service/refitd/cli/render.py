@@ -349,7 +349,6 @@ def of_host(engine: Engine) -> str | None:
 
 
 def last_load(engine: Engine) -> str:
-    """How long its last load took."""
     load = engine.last_attempt
     return NOTHING if load is None or load.outcome is None else span(sum(load.timings.values()))
 
@@ -380,7 +379,6 @@ def explanation(explained: Explanation) -> Text:
 
 
 def outcome(result: WaitResult) -> Text:
-    """How a wait ended well."""
     version = result.version
     match result.outcome:
         case WaitOutcome.SERVED:

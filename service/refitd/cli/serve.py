@@ -150,7 +150,6 @@ def flag(name: str) -> str:
 
 
 def variable(name: str) -> str:
-    """The environment variable of a setting."""
     return f"REFITD_{name.upper()}"
 
 

@@ -13,9 +13,10 @@ from refitd.cli.output import ExitCode, Output, calls_service
 from refitd.cli.render import by_need, counted, worst_standing
 from refitd.cli.versions import version_list
 from refitd.clock import SystemClock
-from refitd_client.contract.states import Standing, VersionState, way_of
+from refitd_client.contract.states import Standing, VersionState
 from refitd_client.contract.wire import Engine, Faults, GroupLead, RunGlance, Version, left_out_clause
 from refitd_client.http.client import RefitClient
+from refitd_client.transport.ways import way_of
 
 ENGINES = 24
 _STATUS_PAGE = 500

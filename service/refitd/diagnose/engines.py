@@ -52,7 +52,6 @@ class Roster:
         return connector(self.settings.engine_access, self.guard, self.is_named)(self.specs[name])
 
     def root_of(self, name: str) -> str:
-        """Where an engine sees the root."""
         return self.specs[name].root or self.settings.path_map or str(self.settings.root.resolve())
 
     def is_named(self, url: str) -> bool:

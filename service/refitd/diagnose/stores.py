@@ -36,7 +36,6 @@ class StoreAnswers:
 
 
 async def ask_stores(settings: Settings) -> list[StoreAnswers]:
-    """Try the stores that the settings name."""
     asked = [look_at_store(Bucket.at(url), pushes=False) for url in settings.follow if is_bucket_url(url)]
     if settings.push is not None:
         asked.append(look_at_store(Bucket.at(settings.push), pushes=True))
@@ -108,7 +107,6 @@ class HubAnswers:
 
 
 async def ask_hubs(settings: Settings) -> list[HubAnswers]:
-    """Ask each refitd that the settings follow."""
     urls = [url.rstrip("/") for url in settings.follow if not is_bucket_url(url)]
     return list(await asyncio.gather(*(_ask(url, settings) for url in urls)))
 

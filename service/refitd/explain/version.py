@@ -243,7 +243,6 @@ def contents_of(engine: EngineRecord) -> str:
 
 
 def paused_since(update: UpdateRecord) -> str:
-    """Say since when a run's updates are paused, and what resumes them."""
     return f"Updates of run {update.run} are paused since {update.paused_since}: 'refitd resume {update.run}'."
 
 

@@ -290,7 +290,6 @@ def held(folder: Path) -> int:
 
 
 def run(options: DemoOptions) -> int:
-    """Run it; the exit status."""
     began = time.monotonic()
     # The engines sit beside the trainer, on the same few cores; and more threads would round differently.
     torch.set_num_threads(1)

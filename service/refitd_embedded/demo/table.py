@@ -295,7 +295,6 @@ def bar(reward: float) -> str:
 
 
 def closing(summary: DemoSummary) -> list[str]:
-    """The last lines."""
     versions = summary.versions
     return [
         verdict(summary),

@@ -8,8 +8,7 @@ import typer
 import typer.main
 
 from generate.markdown import code, page, plain, prose, table
-from refitd.cli.app import COMMANDS, app
-from refitd.cli.help import EXIT_CODES_HELP
+from refitd.cli.app import COMMANDS, EXIT_CODES_HELP, app
 from refitd.cli.serve import ENGINES_FILE_HELP, PANELS
 
 INTRODUCTION = """\

@@ -9,8 +9,7 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from refitd.cli.app import app
-from refitd.cli.help import Group
+from refitd.cli.app import Group, app
 from refitd.settings import Settings
 from refitd_embedded.__main__ import _parser as engine_parser
 from refitd_embedded.demo.__main__ import arguments as trainer_arguments

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from refitd.cli.app import app
-from refitd.cli.help import Command, Group
+from refitd.cli.app import Command, Group, app
 from refitd.cli.serve import flag
 from refitd.settings import Settings
 from support.checkpoints import write_model

@@ -15,8 +15,7 @@ import yaml
 from typer.main import get_command
 
 from refitd.api.health import router
-from refitd.cli.app import app
-from refitd.cli.help import Group
+from refitd.cli.app import Group, app
 from refitd.settings import Settings
 from support.checkpoints import write_model
 

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from refitd.cli import render
-from refitd.cli.help import EXIT_CODES_HELP, Command, Group
+from refitd.cli.app import EXIT_CODES_HELP, Command, Group
 from refitd.cli.output import EngineId, Json, Output, TokenFile, Url, Yes, agree, calls_service
 from refitd.cli.render import by_need
 from refitd.clock import SystemClock

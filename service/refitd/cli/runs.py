@@ -4,7 +4,7 @@ import typer
 from rich.console import RenderableType
 
 from refitd.cli import render
-from refitd.cli.help import EXIT_CODES_HELP, Command, Group
+from refitd.cli.app import EXIT_CODES_HELP, Command, Group
 from refitd.cli.output import Json, Output, RunArgument, TokenFile, Url, Yes, agree, agree_by_name, calls_service
 from refitd.cli.render import Table
 from refitd_client.contract.states import Standing

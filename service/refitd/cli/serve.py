@@ -11,7 +11,7 @@ from pydantic import SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from rich.markup import escape
 
-from refitd.cli.help import EXIT_CODES_HELP, plainly
+from refitd.cli.app import EXIT_CODES_HELP, plainly
 from refitd.cli.output import Json, speaking
 from refitd.engine.registry import PAUSE_MODES
 from refitd.settings import Settings, Size

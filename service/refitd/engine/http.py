@@ -15,6 +15,7 @@ from typing import Any, ClassVar, TypeVar, cast
 import httpx
 import msgspec
 
+from refitd.clock import my_turn
 from refitd.engine.wire import (
     Connect,
     EngineConnection,
@@ -30,7 +31,6 @@ from refitd.engine.wire import (
 )
 from refitd.memory import BodyMemory
 from refitd.text import one_line
-from refitd.turns import my_turn
 from refitd_client.contract.decoding import from_json, plain_json
 from refitd_client.http.connection import in_use
 

@@ -10,9 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from refitd.clock import turns_of
 from refitd.state.records import AttemptRecord, EngineRecord, UpdateRecord
 from refitd.state.version import VersionRecord
-from refitd.turns import turns_of
 from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.states import EngineState, LogSeverity, VersionState
 from refitd_client.contract.wire import Event

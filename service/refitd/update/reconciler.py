@@ -19,6 +19,7 @@ from typing import Protocol, assert_never
 
 from structlog.contextvars import bound_contextvars
 
+from refitd.clock import in_turn_to_pause
 from refitd.engine.port import (
     Coming,
     EnginePort,
@@ -51,7 +52,6 @@ from refitd.policy.observe import Expected, after_probe, after_refit, compared, 
 from refitd.state.records import NOT_SENT, AttemptRecord, EngineRecord
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
-from refitd.turns import in_turn_to_pause
 from refitd.update.entry import EngineEntry, RemovedError
 from refitd.update.proving import RankProofs
 from refitd.update.targets import Targets

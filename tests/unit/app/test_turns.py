@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from refitd.turns import AT_A_TIME, in_turn_to_pause, my_turn
+from refitd.clock import AT_A_TIME, in_turn_to_pause, my_turn
 
 MANY = 200
 

@@ -6,7 +6,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from refitd.cli.help import Command
+from refitd.cli.app import Command
 
 
 @pytest.mark.parametrize(

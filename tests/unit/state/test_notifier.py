@@ -2,8 +2,8 @@
 
 import asyncio
 
+from refitd.clock import AT_A_TIME
 from refitd.state.observer import Notifier
-from refitd.turns import AT_A_TIME
 
 
 async def test_a_ring_between_a_look_and_the_wait_is_not_lost() -> None:

@@ -1,4 +1,4 @@
-"""The port to time, and turns of the event loop. Durations come from the monotonic clock; the wall clock is for display."""
+"""The port to time, and turns of the event loop. Durations are monotonic; the wall clock is for display only."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""SGLang's entry point (`sglang.srt.plugins`, SGLang 0.5.11 and later): `refitd = refitd_sglang.plugin:register`.
+"""SGLang's entry point (`sglang.srt.plugins`, SGLang 0.5.12 and later): `refitd = refitd_sglang.plugin:register`.
 
 One function is wrapped, `update_weights_from_disk` of whatever object has it, and the end of `ModelRunner.__init__` is
 waited for, to open the channel before the first update. A folder that no service has sealed, an update that names
@@ -9,7 +9,7 @@ left as it was started: for it the answer to the model's update is given once mo
 
 Releases of SGLang differ, as far as the plugin touches them:
 
-    0.5.11 to 0.5.15    `ModelRunner.update_weights_from_disk`
+    0.5.12 to 0.5.15    `ModelRunner.update_weights_from_disk`
     0.5.16 and later    `WeightUpdater.update_weights_from_disk`, which knows its runner
 
 A layout is taken only where all of it is there: the function with the parameters that are known, and a loader whose

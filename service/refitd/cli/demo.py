@@ -34,6 +34,7 @@ def demo(
 
     The rollouts that it learns from come from the engines alone. With --no-publish they stay on the weights that they
     began with, and the reward must not climb: that is what refitd is for. With --stay the dashboard outlives the end.
+
     \b
     refitd demo
     refitd demo --steps 10 --seed 7 --json

@@ -6,32 +6,30 @@ from refitd.engine.sglang.info import release_of
 
 
 @pytest.mark.parametrize(
-    ("version", "supported", "pause_mode", "checksums", "names_startup"),
+    ("version", "supported", "pause_mode", "names_startup"),
     [
-        ("0.4.9.post6", False, "abort", False, False),
-        ("0.5.3", False, "abort", False, False),
-        ("0.5.6", False, "abort", False, False),
-        ("0.5.7", True, "abort", False, False),
-        ("0.5.11", True, "abort", False, False),
-        ("0.5.12", True, "abort", True, False),
-        ("0.5.16.post1", True, "abort", True, False),
-        ("0.5.17", True, "abort", True, False),
-        ("0.5.18", True, "abort", True, True),
-        ("0.5.20", True, "abort", True, True),
-        ("0.5.21.dev7+gabc", True, "abort", True, True),
-        ("0.5.21", True, "retract", True, True),
-        ("0.5.23", True, "retract", True, True),
-        ("0.5.23+refitd-embedded", True, "retract", True, True),
-        ("0.6.0rc1", True, "retract", True, True),
-        ("1.0.0", True, "retract", True, True),
+        ("0.4.9.post6", False, "abort", False),
+        ("0.5.3", False, "abort", False),
+        ("0.5.11", False, "abort", False),
+        ("0.5.12", True, "abort", False),
+        ("0.5.16.post1", True, "abort", False),
+        ("0.5.17", True, "abort", False),
+        ("0.5.18", True, "abort", True),
+        ("0.5.20", True, "abort", True),
+        ("0.5.21.dev7+gabc", True, "abort", True),
+        ("0.5.21", True, "retract", True),
+        ("0.5.23", True, "retract", True),
+        ("0.5.23+refitd-embedded", True, "retract", True),
+        ("0.6.0rc1", True, "retract", True),
+        ("1.0.0", True, "retract", True),
     ],
 )
 def test_each_release_is_spoken_to_in_its_own_way(
-    version: str, supported: bool, pause_mode: str, checksums: bool, names_startup: bool
+    version: str, supported: bool, pause_mode: str, names_startup: bool
 ) -> None:
     dialect = release_of(version)
-    found = (dialect.supported, dialect.pause_mode("auto"), dialect.checksums, dialect.names_startup)
-    assert found == (supported, pause_mode, checksums, names_startup)
+    found = (dialect.supported, dialect.pause_mode("auto"), dialect.names_startup)
+    assert found == (supported, pause_mode, names_startup)
 
 
 @pytest.mark.parametrize("version", ["", "unknown", "main", "0.5", "0.0.0", "0.0.0.dev1+gabc"])

@@ -83,12 +83,6 @@ async def test_a_draft_model_of_its_own_is_left_as_started_with_refitd_inside_an
     assert [(each.blocks, "draft: left as started" in each.text) for each in seen.obstacles] == [(False, True)]
 
 
-async def test_a_release_that_updates_no_draft_models_leaves_them_by_itself() -> None:
-    with started(version="0.5.10", **DRAFT) as sglang:
-        seen, done = await updated(sglang)
-    assert (done.outcome, seen.draft) == (Outcome.ACK, "left as started")
-
-
 @pytest.mark.parametrize("path", [None, "/base"])
 async def test_draft_layers_in_the_models_own_checkpoint_are_updated_with_it(path: str | None) -> None:
     with started(speculative_algorithm="EAGLE", speculative_draft_model_path=path) as sglang:

@@ -218,8 +218,6 @@ class SglangDialect:
 
     async def _contents(self) -> str | NoReply | None:
         """The fingerprint. None means that the server cannot tell; that a server is lost is no reason to believe it."""
-        if not self._release.checksums:
-            return None
         reply = await self.http.post("/weights_checker", {"action": "checksum"}, CHECK_SECONDS, most=CHECKSUMS_BYTES)
         return reply if isinstance(reply, NoReply) else await asyncio.to_thread(fingerprint_in, reply)
 

@@ -3,9 +3,7 @@
 A reply that is not SGLang's becomes a sentence, so that a gateway, a web page or another service is named as such.
 What each release can do was read from the released wheels:
 
-    0.5.7   a label sent with a load is kept while paused too; 0.5.6 drops it, and nothing older has pause modes
-    0.5.11  an update from disk is loaded into draft models as well
-    0.5.12  /weights_checker with action "checksum"
+    0.5.12  /weights_checker with action "checksum": the oldest release that can be driven
     0.5.18  /server_info goes on naming the start-up model; before, it named the one that was loaded last
     0.5.21  a flush works while requests are retracted
     0.5.22  a refused flush fails the update call; before, the scheduler asserts that it went well, and dies
@@ -52,9 +50,7 @@ from refitd.engine.replies import (
 )
 from refitd_client.contract.plugin import MARK, Answer, UpdateOutcome, answers_in
 
-OLDEST = (0, 5, 7)
-_LOADS_DRAFTS = (0, 5, 11)
-_CHECKSUMS_SINCE = (0, 5, 12)
+OLDEST = (0, 5, 12)
 _NAMES_STARTUP = (0, 5, 18)
 _RETRACT_FLUSHES = (0, 5, 21)
 _SURVIVES_FLUSH = (0, 5, 22)
@@ -94,11 +90,6 @@ class SglangRelease:
         return self._has(OLDEST, where_unknown=True)
 
     @property
-    def checksums(self) -> bool:
-        """Whether it computes checksums of its tensors."""
-        return self._has(_CHECKSUMS_SINCE, where_unknown=True)
-
-    @property
     def names_startup(self) -> bool:
         """Whether its launch settings name the model that it was started with, whatever it loaded since."""
         return self._has(_NAMES_STARTUP, where_unknown=False)
@@ -107,11 +98,6 @@ class SglangRelease:
     def dies_of_flush(self) -> bool:
         """Whether the flush that ends a load must not be refused."""
         return not self._has(_SURVIVES_FLUSH, where_unknown=False)
-
-    @property
-    def may_load_drafts(self) -> bool:
-        """Whether its update from disk may be loaded into draft models as well."""
-        return self.number is None or self.number >= _LOADS_DRAFTS
 
     @property
     def pause_modes(self) -> tuple[str, ...]:
@@ -152,8 +138,8 @@ class PrefixStores:
 
     Their keys name tokens and not weights, so what the old weights computed would be read under the new ones. The flush
     of an update empties the GPU's cache and HiCache's host memory; a storage backend and LMCache are cleared by a call
-    of their own (until 0.5.8 by another route, LMCache since 0.5.21). SGLang answers 200 as soon as HiCache is on, and
-    ignores what the storage backend says: backends that do nothing when they are cleared are refused by name.
+    of their own, of older servers by another route. SGLang answers 200 as soon as HiCache is on, and ignores what the
+    storage backend says: backends that do nothing when they are cleared are refused by name.
 
     `cleared`: it has stores that the call clears. A storage backend can be attached while the server runs, so this is
     also true of HiCache without one. `backend` is the one that it was started with. `unclearable` names a store that no
@@ -312,7 +298,7 @@ def draft_of(server: SglangServerInfo, startup_path: str | None) -> str | None:
 def obstacles(server: SglangServerInfo, draft: str | None, *, plugged: bool, in_pair: bool) -> Iterator[Obstacle]:
     """What is in the way, the worst first, each with the option that ends it.
 
-    SGLang's update from disk (0.5.23) loads one folder into the model and then, since 0.5.11, into each draft model
+    SGLang's update from disk (0.5.23) loads one folder into the model and then into each draft model
     too. A draft model with a checkpoint of its own would be given the policy's tensors: where shapes differ the
     scheduler dies in the middle of the load, and where they agree the draft is wrong without an error. Draft layers
     that lie in the model's own checkpoint (NEXTN, MTP) are loaded from the same folder, as at the start.
@@ -348,7 +334,7 @@ def obstacles(server: SglangServerInfo, draft: str | None, *, plugged: bool, in_
         yield Obstacle(text=text, fix="start it without --enable-eplb (--init-expert-location may stay)")
     if (option := server.keeps_weights_apart) is not None:
         yield Obstacle(text=f"{_APART[option]} ({option})", fix=f"start it without {option}")
-    if draft == DRAFT_LEFT and not plugged and server.release.may_load_drafts:
+    if draft == DRAFT_LEFT and not plugged:
         model = server.speculative_draft_model_path
         text = f"its own update would load each version into its draft model {model} as well"
         fix = (

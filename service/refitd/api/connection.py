@@ -11,11 +11,17 @@ A peer that sends many requests at once may have more than its slots for a momen
 less than `GRACE` seconds ago is a request on its way, and to close it would lose it.
 """
 
+import asyncio
+import os
+import select
 import ssl
+import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from ipaddress import IPv6Address, ip_address
+from socket import socket
 from typing import Any, cast
 
 import h11
@@ -25,6 +31,72 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, Request
 
 from refitd.api.errors import response
 from refitd.problem import ProblemError, Slug
+
+PIECE = 8 * 2**20  # bytes that are handed to the kernel at a time
+EXTENSION = "http.response.zerocopysend"
+_CLOSED_LOOK_SECONDS = 0.5  # how often a thread that waits for its client looks whether the connection is closed
+_SENDERS = ThreadPoolExecutor(64, "refitd-send")  # two for each of some thirty followers that pull at a time
+
+
+class NotSentError(Exception):
+    """The rest of a response could not be sent. The connection is to be closed: its client sees that bytes lack."""
+
+
+async def send_part(
+    to: socket, file: int, offset: int, count: int, *, patience: float, is_closed: Callable[[], bool]
+) -> None:
+    """Send bytes of a file by sendfile(2) in a thread, without copying them through Python.
+
+    Starlette reads files by 64 KiB through the event loop, which takes several times as long. Returns when the
+    kernel has taken them all, also if the caller is cancelled meanwhile.
+
+    Args:
+        to: the connected socket, which does not block.
+        file: a descriptor.
+        offset: of the first byte.
+        count: how many.
+        patience: seconds that the client may take for each `PIECE`, so that none holds a thread for ever.
+        is_closed: says, in a thread, whether the connection is closed; then it is given up.
+
+    Raises:
+        NotSentError: the client is gone or too slow, or the file has become shorter.
+    """
+    try:
+        own = os.dup(to.fileno())  # the connection may be closed meanwhile, and its number given to another
+    except OSError as error:
+        raise NotSentError("the connection is closed") from error
+    loop = asyncio.get_running_loop()
+    sending = loop.run_in_executor(_SENDERS, _send, own, file, offset, count, patience, is_closed)
+    try:
+        await asyncio.shield(sending)
+    except asyncio.CancelledError:
+        await asyncio.wait([sending])  # the thread uses the caller's descriptor
+        raise
+    finally:
+        os.close(own)
+
+
+def _send(to: int, file: int, offset: int, count: int, patience: float, is_closed: Callable[[], bool]) -> None:
+    poll = select.poll()
+    poll.register(to, select.POLLOUT)
+    until, taken = time.monotonic() + patience, 0  # and what the client has taken of the piece
+    try:
+        while count:
+            try:
+                sent = os.sendfile(to, file, offset, min(count, PIECE))
+            except BlockingIOError:
+                poll.poll(_CLOSED_LOOK_SECONDS * 1000)
+                if is_closed() or time.monotonic() >= until:
+                    raise NotSentError("its client is gone, or too slow") from None
+                continue
+            if sent == 0:
+                raise NotSentError("the file has become shorter")
+            offset, count, taken = offset + sent, count - sent, taken + sent
+            if taken >= PIECE:
+                until, taken = time.monotonic() + patience, 0
+    except OSError as error:
+        raise NotSentError(str(error)) from error
+
 
 GRACE = 1.0
 
@@ -150,7 +222,9 @@ class ClientConnection(H11Protocol):
         """Accept a connection, for health alone where there is no other slot, or turn it away."""
         super().connection_made(transport)
         tls = transport.get_extra_info("sslcontext")
-        if tls is not None and tls.verify_mode is not ssl.CERT_NONE and not transport.get_extra_info("peercert"):
+        if tls is None:
+            self.app = self._sending_files(self.app)
+        elif tls.verify_mode is not ssl.CERT_NONE and not transport.get_extra_info("peercert"):
             self.app = _only(self.health, self.app, _NO_CERTIFICATE)
         self.app = _of_one_length(self.app)
         self._request_since, self.peer = self.loop.time(), peer_of(self.client)
@@ -164,6 +238,43 @@ class ClientConnection(H11Protocol):
             self.make_room()
         elif found.health_only:
             self.health_only, self.app = True, _only(self.health, self.app, _TOO_MANY)
+
+    def _sending_files(self, inner: ASGIApp) -> ASGIApp:
+        """The application, to which the scope names an extension by which it can have the kernel send files."""
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            async def send_or_part(message: Message) -> None:
+                if message["type"] != EXTENSION:
+                    await send(message)
+                    return
+                await self._send_part(message)
+                if not message.get("more_body", False):
+                    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+            scope.setdefault("extensions", {})[EXTENSION] = {}
+            await inner(scope, receive, send_or_part)
+
+        return app
+
+    async def _send_part(self, message: Message) -> None:
+        """Send a part of a file behind what was sent. Where that fails, the connection is cut."""
+        count = message["count"]
+        if not count or self.transport.is_closing():
+            return
+        self.conn.send_with_data_passthrough(h11.Data(data=_Counted(count)))  # h11 counts the body's bytes
+        try:
+            self.transport.set_write_buffer_limits(0)
+            await self.flow.drain()  # the head is on its way before the kernel sends behind it
+            await send_part(
+                self.transport.get_extra_info("socket"),
+                message["file"],
+                message["offset"],
+                count,
+                patience=self.patience.reading,
+                is_closed=self.transport.is_closing,
+            )
+        except NotSentError:
+            self.transport.abort()
 
     @property
     def is_open(self) -> bool:
@@ -256,6 +367,20 @@ class ClientConnection(H11Protocol):
         status = problem.kind.status
         head = h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES[status])
         return b"".join(self.conn.send(part) for part in (head, h11.Data(data=body), h11.EndOfMessage()))
+
+
+class _Counted(bytes):
+    """Bytes of a body that the kernel sends: h11 asks for their number alone."""
+
+    size: int
+
+    def __new__(cls, size: int) -> "_Counted":
+        new = super().__new__(cls)
+        new.size = size
+        return new
+
+    def __len__(self) -> int:
+        return self.size
 
 
 def protocol(patience: Patience, health: Collection[str]) -> type[ClientConnection]:

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from refitd.api.auth import FOLLOWS_BY, Credentials
+from refitd.api.connection import EXTENSION
 from refitd.api.context import Service, ServiceOf, find_version
 from refitd.engine.address import check_engine_id
 from refitd.follow.follower import UpstreamFollower
@@ -36,7 +37,7 @@ from refitd_client.files.plain_file import open_plain, read_at
 from refitd_client.validation.foreign import kept_manifest
 
 files_routes = APIRouter(prefix="/v1/versions/{version_id}", tags=["files"])
-_SENT_AT_ONCE = 2**20  # bytes that are read and sent at a time
+_SENT_AT_ONCE = 2**20  # bytes that are read and sent at a time where the server has no sendfile, as with TLS
 _NO_MANIFEST = "has no manifest, and the service keeps none of it: publish its folder with 'refitd publish'"
 _RANGE = re.compile(r"bytes=(\d{1,18})-(\d{0,18})")
 _OBJECT: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
@@ -171,30 +172,26 @@ class FileResponse(Response):
         super().__init__(None, 200 if part.is_whole else 206, headers, "application/octet-stream")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it, until its client is gone: what is sent after that is dropped without a word."""
-        gone = asyncio.ensure_future(_gone(receive))
+        """Send it, by the kernel alone where the server can."""
+        del receive
         try:
             with self._sending:
-                await self._send(send, gone)
+                await self._send(scope, send)
         finally:
-            gone.cancel()
             os.close(self._fd)
 
-    async def _send(self, send: Send, gone: asyncio.Future[None]) -> None:
+    async def _send(self, scope: Scope, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         at, end = self._part.start, self._part.start + self._part.count
-        while at < end and not gone.done():
+        if EXTENSION in scope.get("extensions", {}):
+            await send({"type": EXTENSION, "file": self._fd, "offset": at, "count": end - at, "more_body": False})
+            return
+        while at < end:
             data = await asyncio.to_thread(read_at, self._fd, min(_SENT_AT_ONCE, end - at), at)
             at += len(data)
             await send({"type": "http.response.body", "body": data, "more_body": at < end})
         if not self._part.count:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _gone(receive: Receive) -> None:
-    """Return when the client has left. The body has been read by now, so what comes next can only be that."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 router = APIRouter(prefix="/v1", tags=["follow"])

@@ -1,18 +1,14 @@
 """Attacks with a socket: slow ones, giant ones, and those that never end."""
 
 import asyncio
-import os
-from collections.abc import Generator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import httpx
 import pytest
-from starlette.types import Receive, Scope, Send
 from structlog.testing import capture_logs
 
 from refitd.api.connection import ConnectionSlots
-from refitd.api.follow import FileResponse, part_of
 from refitd.api.limits import MAX_BODY_BYTES, MOST_VALUES, WaitSlots
 from refitd.api.server import PATIENCE
 from support.attackers import GIVE_UP, attacking, listening, problem_in
@@ -325,37 +321,6 @@ async def test_a_client_that_never_reads_its_stream_fills_no_memory_and_is_cut_o
                 await asyncio.sleep(0.005)
         assert 0 < most < 2**20
         assert connection.transport.is_closing()
-
-
-async def test_a_client_that_never_reads_a_file_holds_neither_memory_nor_the_version(tmp_path: Path) -> None:
-    file = tmp_path / "weights"
-    with file.open("wb") as opened:
-        opened.truncate(2**32)
-    held = list[str]()
-
-    @contextmanager
-    def sending() -> Generator[None]:
-        held.append("v")
-        try:
-            yield
-        finally:
-            held.remove("v")
-
-    async def api(scope: Scope, receive: Receive, send: Send) -> None:
-        await FileResponse(os.open(file, os.O_RDONLY), part_of(None, 2**32), sending())(scope, receive, send)
-
-    async with listening(api, reading=1.0) as server, attacking(server, window=4096) as attacker:
-        await attacker.send(LOOK)
-        await attacker.reader.readuntil(b"\r\n\r\n")
-        (connection,) = server.connections
-        assert held == ["v"]
-        attacker.reader._transport.pause_reading()  # type: ignore[attr-defined]
-        most = 0
-        async with asyncio.timeout(GIVE_UP):
-            while held:
-                most = max(most, connection.transport.get_write_buffer_size())
-                await asyncio.sleep(0.005)
-        assert 0 < most < 2**22
 
 
 async def test_streams_that_are_open_or_never_read_do_not_hold_up_the_end(tmp_path: Path) -> None:

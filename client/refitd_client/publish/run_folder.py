@@ -48,7 +48,6 @@ from refitd_client.contract.naming import (
 )
 from refitd_client.errors import NameRefusedError, PublishError, RunBusyError, StepConflictError, StorageError
 from refitd_client.files import durable
-from refitd_client.files.durable import with_advice
 from refitd_client.files.plain_file import (
     FileLock,
     LockHeldError,
@@ -58,6 +57,7 @@ from refitd_client.files.plain_file import (
     open_plain,
     read_plain,
     try_lock,
+    with_advice,
 )
 
 _log = logging.getLogger("refitd_client")

@@ -26,8 +26,8 @@ from pathlib import Path
 from uuid import uuid4
 
 from refitd_client.contract.naming import ROOT_NAME, SERVICE_FOLDER, TRASH
-from refitd_client.files.durable import replace_file, with_advice
-from refitd_client.files.plain_file import open_plain, read_plain
+from refitd_client.files.durable import replace_file
+from refitd_client.files.plain_file import open_plain, read_plain, with_advice
 
 # Types that give no events of what other hosts write, or of nothing at all.
 NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "lustre", "overlay", "fuse", "cifs", "smb3", "9p", "beegfs", "ceph"})

@@ -8,7 +8,7 @@ import pytest
 
 from refitd.root.ownership import StartRefusedError, owned, state_owned
 from refitd_client import StorageError, WeightPublisher
-from refitd_client.files.durable import with_advice
+from refitd_client.files.plain_file import with_advice
 
 CANNOT = [
     (errno.EROFS, "its file system is mounted read-only: mount it to be written, or name another folder"),

@@ -287,7 +287,7 @@ MUTANTS = [
         "writes into a draft model of its own",
         "service/refitd_sglang/plugin.py",
         "        return self._draft_is_apart\n",
-        "return False",
+        "        return False\n",
         "tests/unit/plugin/test_plugin_update.py",
     ),
     Mutant(

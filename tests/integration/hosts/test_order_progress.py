@@ -57,8 +57,8 @@ def test_while_a_host_pulls_what_was_ordered_its_hub_says_how_much_of_it_has_com
         assert (at_hub(hub).state, at_hub(hub).reason) == (EngineState.UPDATING, pulls)
         assert f"Now the host {pulls}." in hub.client.explain("one").sentences
         assert f"one is UPDATING: one {pulls}" in hub.client.overview().runs[0].reasons
-        assert f"{pulls}; engines there: 1 IN_SYNC" in shown("status", hub)
-        assert f"{pulls}; engines there: 1 IN_SYNC" in shown("engines", hub)
+        assert f"{pulls}; engines there: 1 in sync" in shown("status", hub)
+        assert f"{pulls}; engines there: 1 in sync" in shown("engines", hub)
         assert f"one is UPDATING: one {pulls}" in shown("top --once", hub)
         for hold in holds:
             hold.release()
@@ -89,7 +89,7 @@ def test_while_the_engines_of_a_host_load_its_hub_says_so_and_shows_their_states
         one.engines[0].may_load.set()
         moved = {EngineState.UPDATING: 1, EngineState.IN_SYNC: 1}
         until(lambda: states() == moved, hub, one)
-        assert f"loads {SECOND}; engines there: 1 IN_SYNC, 1 UPDATING" in shown("status", hub)
+        assert f"loads {SECOND}; engines there: 1 in sync, 1 updating" in shown("status", hub)
         one.engines[1].may_load.set()
         assert hub.client.wait(SECOND, timeout=30).outcome is WaitOutcome.SERVED
         assert states() == {EngineState.IN_SYNC: 2}

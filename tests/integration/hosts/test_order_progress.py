@@ -89,7 +89,7 @@ def test_while_the_engines_of_a_host_load_its_hub_says_so_and_shows_their_states
         one.engines[0].may_load.set()
         moved = {EngineState.UPDATING: 1, EngineState.IN_SYNC: 1}
         until(lambda: states() == moved, hub, one)
-        assert f"loads {SECOND}; engines there: 1 in sync, 1 updating" in shown("status", hub)
+        assert f"loads {SECOND}; engines there: 1 updating, 1 in sync" in shown("status", hub)
         one.engines[1].may_load.set()
         assert hub.client.wait(SECOND, timeout=30).outcome is WaitOutcome.SERVED
         assert states() == {EngineState.IN_SYNC: 2}

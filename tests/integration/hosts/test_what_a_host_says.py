@@ -38,6 +38,7 @@ def test_a_host_whose_token_its_hub_refuses_is_troubled_and_says_so(tmp_path: Pa
 
 
 def test_a_host_that_follows_itself_says_so(tmp_path: Path) -> None:
+    """It said "this service is led by URL and leads no hosts: follow URL", and both were its own."""
     with hosts(tmp_path) as all_:
         mine = all_.host("mine")
         with mine.refitd:

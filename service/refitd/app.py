@@ -26,20 +26,12 @@ from refitd.catalog.examining import References
 from refitd.catalog.files import DiskFiles
 from refitd.catalog.intake import Intake
 from refitd.clock import SystemClock
-from refitd.diagnose.preflight import keys_without_token, stranger, why_unread
-from refitd.discovery import parse_place
-from refitd.discovery.scout import Scout
-from refitd.engine.plugin.client import Leads
 from refitd.engine.registry import connector
 from refitd.engine.wire import Guard
-from refitd.follow.composing import compose_follower
-from refitd.materialize.disk import DiskCopies
-from refitd.materialize.materializer import BeforeLoad, Materializer, Warmer
 from refitd.memory import share_arenas
 from refitd.observe.logs import configure_logs
 from refitd.observe.telemetry import Telemetry, tracing
 from refitd.policy.roster import guard_of, named_by_operator
-from refitd.push.pusher import Pusher
 from refitd.reclaim.facts import StoreFacts
 from refitd.reclaim.folders import DiskFolders
 from refitd.reclaim.sweep import Collector
@@ -71,6 +63,14 @@ from refitd.update.targets import Targets
 from refitd_client.bucket.objects import Bucket
 from refitd_client.http.connection import use
 from refitd_client.transport.offer_file import make_secret
+from refitd_doctor.preflight import keys_without_token, stranger, why_unread
+from refitd_hosts.discovery import parse_place
+from refitd_hosts.discovery.scout import Scout
+from refitd_hosts.follow.composing import compose_follower
+from refitd_hosts.push.pusher import Pusher
+from refitd_inside.client.client import Leads
+from refitd_inside.materialize.disk import DiskCopies
+from refitd_inside.materialize.materializer import BeforeLoad, Materializer, Warmer
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
@@ -130,7 +130,7 @@ def _serve_in_group(settings: Settings, database: PostgresAddress, tls: ServerTl
     """
     try:
         # Here, because its driver is an extra.
-        from refitd.group import lead_group
+        from refitd_hosts.group import lead_group
     except ImportError as error:
         why = f"--state {database.shown} needs PostgreSQL's driver ({error}): install refitd's extra postgres"
         raise StartRefusedError(why) from error

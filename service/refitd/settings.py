@@ -13,17 +13,14 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_settings import NoDecode
 
 from refitd.api.options import AccessSettings, ApiValues
-from refitd.discovery import check_places
 from refitd.engine.address import check_adapter_name, parse_allow_list
 from refitd.engine.kind import EngineAccess
 from refitd.engine.registry import EngineSpec, check_engine, check_pause_mode, named_engines
-from refitd.follow.options import FollowSettings
 from refitd.policy.admit import CatalogRules, Prove
 from refitd.policy.keep import KEEP_LAST, KeepRules
 from refitd.policy.roster import OperatorHosts
 from refitd.policy.spare_slots import ReclaimRules, SlotRules
 from refitd.policy.strategy import Strategy, StrategyName, strategy_of
-from refitd.push.options import PushSettings
 from refitd.root.ownership import why_no_slots
 from refitd.state.journal.address import PostgresAddress, is_postgres
 from refitd.text import bytes_in, canary_check_url
@@ -31,6 +28,9 @@ from refitd_client.contract.naming import check_run
 from refitd_client.contract.states import Kind
 from refitd_client.contract.wire import Keeping
 from refitd_client.validation.foreign import Trainer
+from refitd_hosts.discovery import check_places
+from refitd_hosts.follow.options import FollowSettings
+from refitd_hosts.push.options import PushSettings
 
 LORA_KEEP = 2
 SETTLE_TIMEOUTS = 60  # of --settle, after which an unchanged, incomplete checkpoint is rejected

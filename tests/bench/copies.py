@@ -23,12 +23,12 @@ from typing import TypeVar
 
 import numpy as np
 
-from refitd.materialize.disk import DiskCopies
 from refitd.policy.materialize import Copy, MakeCopy
 from refitd.state.version import VersionRecord
 from refitd_client import PublishOptions, WeightPublisher
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.delta import DeltaRules
+from refitd_inside.materialize.disk import DiskCopies
 from support.deltas import RUN, record_of
 from support.inside import in_process
 

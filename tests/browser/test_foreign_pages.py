@@ -11,10 +11,10 @@ import httpx
 import pytest
 from playwright.async_api import Browser, Page
 
-from refitd.areal.facade import Facade
-from refitd.areal.group_calls import GroupCalls
-from refitd.areal.updates import Updates
 from refitd.tokens import FacadeTokens
+from refitd_front.areal.facade import Facade
+from refitd_front.areal.group_calls import GroupCalls
+from refitd_front.areal.updates import Updates
 from support.attackers import listening
 from support.scripted_server import Server, answer, serve
 from support.scripted_server import page as html

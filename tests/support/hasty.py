@@ -3,7 +3,7 @@
 All else is as it is. An engine that no place names is let go of after a minute, and a test need not last one.
 """
 
-from refitd.discovery import scout
+from refitd_hosts.discovery import scout
 
 
 def ask_often() -> None:

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from refitd.follow import transfer
-from refitd.follow.puller import Puller
-from refitd.follow.upstream import FilePart
 from refitd_client.checkpoint import header
 from refitd_client.contract import manifest
 from refitd_client.contract.manifest import digest_of_pieces, parse_manifest
 from refitd_client.contract.naming import MANIFEST_NAME, layout_of, slot_name, slots_path
+from refitd_hosts.follow import transfer
+from refitd_hosts.follow.puller import Puller
+from refitd_hosts.follow.upstream import FilePart
 from support.durable_effects import on_each_effect
 
 BLOCK = 64  # bytes of a part, so that small files have several

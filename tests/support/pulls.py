@@ -5,11 +5,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from refitd.follow.puller import Puller, PullTotals
-from refitd.follow.upstream import FilePart
 from refitd_client.contract import manifest
 from refitd_client.contract.manifest import digest_of_pieces, parse_manifest
 from refitd_client.contract.naming import MANIFEST_NAME
+from refitd_hosts.follow.puller import Puller, PullTotals
+from refitd_hosts.follow.upstream import FilePart
 from support.published import leftovers, versions
 
 RUN = "run"

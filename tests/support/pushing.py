@@ -4,7 +4,6 @@ import asyncio
 from pathlib import Path
 
 from refitd.policy.strategy import Strategy
-from refitd.push.pusher import Pusher
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd.update.targets import Targets
@@ -12,6 +11,7 @@ from refitd_client.bucket.pointer import MAX_BYTES, Pointer, parse_pointer, poin
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.contract.naming import MANIFEST_NAME, Order
 from refitd_client.contract.states import VersionState
+from refitd_hosts.push.pusher import Pusher
 from support.buckets import RUN, ScriptedBucket
 from support.checkpoints import publish, tensors
 

@@ -21,8 +21,6 @@ from refitd.catalog.files import DiskFiles
 from refitd.catalog.intake import Intake
 from refitd.clock import SystemClock
 from refitd.engine.registry import EngineSpec
-from refitd.materialize.disk import DiskCopies
-from refitd.materialize.materializer import BeforeLoad, Materializer, Warmer
 from refitd.reclaim.facts import StoreFacts
 from refitd.reclaim.folders import DiskFolders
 from refitd.reclaim.sweep import Collector
@@ -36,6 +34,8 @@ from refitd.update.proving import RankProofs
 from refitd.update.targets import Targets
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.states import EngineState, VersionState
+from refitd_inside.materialize.disk import DiskCopies
+from refitd_inside.materialize.materializer import BeforeLoad, Materializer, Warmer
 
 from .checkpoints import publish, tensors, write_model
 from .simulated_engine import SimulatedEngine

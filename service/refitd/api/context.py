@@ -9,8 +9,6 @@ from refitd.api.auth import HostNames
 from refitd.api.options import ApiValues
 from refitd.catalog.intake import Intake
 from refitd.clock import SystemClock
-from refitd.follow.follower import UpstreamFollower
-from refitd.materialize.materializer import Materializer
 from refitd.observe.telemetry import Telemetry
 from refitd.policy.readiness import unknown
 from refitd.policy.upstream import decided_by
@@ -27,6 +25,8 @@ from refitd.update.hosts import ReportedHosts
 from refitd.update.targets import Targets
 from refitd_client.contract.naming import Order, parse_version_id
 from refitd_client.contract.naming import version_id as id_of
+from refitd_hosts.follow.follower import UpstreamFollower
+from refitd_inside.materialize.materializer import Materializer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,6 @@ from refitd.api.auth import FOLLOWS_BY, Credentials
 from refitd.api.connection import EXTENSION
 from refitd.api.context import Service, ServiceOf, find_version
 from refitd.engine.address import check_engine_id
-from refitd.follow.follower import UpstreamFollower
 from refitd.policy.hosts import newest_on_hosts, stands_of
 from refitd.problem import ProblemError, Slug
 from refitd.root.handle import below, parts_below, root_at
@@ -35,6 +34,7 @@ from refitd_client.contract.states import EngineState, VersionState
 from refitd_client.contract.wire import Page
 from refitd_client.files.plain_file import open_plain, read_at
 from refitd_client.validation.foreign import kept_manifest
+from refitd_hosts.follow.follower import UpstreamFollower
 
 files_routes = APIRouter(prefix="/v1/versions/{version_id}", tags=["files"])
 _SENT_AT_ONCE = 2**20  # bytes that are read and sent at a time where the server has no sendfile, as with TLS

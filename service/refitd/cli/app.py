@@ -103,34 +103,34 @@ MEANT: Mapping[str, str] = {
 
 COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Run it": {
-        "plan": ("plan", "Plan a job: which way the weights go, and whether all fits."),
-        "doctor": ("doctor", "Check what a job will need, and repair what no start repairs."),
-        "serve": ("serve", "Run the service."),
-        "areal": ("areal", "Stand between AReaL and its engines."),
-        "demo": ("demo", "Watch two engines follow a trainer that really learns."),
+        "plan": ("refitd.cli.plan", "Plan a job: which way the weights go, and whether all fits."),
+        "doctor": ("refitd.cli.doctor", "Check what a job will need, and repair what no start repairs."),
+        "serve": ("refitd.cli.serve", "Run the service."),
+        "areal": ("refitd_front.areal.command", "Stand between AReaL and its engines."),
+        "demo": ("refitd.cli.demo", "Watch two engines follow a trainer that really learns."),
     },
     "Look": {
-        "status": ("status", "Show runs, engines and versions at one glance."),
-        "top": ("top", "Watch them, live."),
-        "versions": ("versions", "List versions, newest first."),
-        "explain": ("versions", "Say why a run, a version or an engine is where it is."),
-        "log": ("log", "List what was decided, newest first, and why."),
-        "wait": ("wait", "Wait until engines serve a version."),
-        "engines": ("engines", "List engines, or change which there are."),
-        "runs": ("runs", "List runs, or say which have ended."),
+        "status": ("refitd.cli.status", "Show runs, engines and versions at one glance."),
+        "top": ("refitd.cli.top", "Watch them, live."),
+        "versions": ("refitd.cli.versions", "List versions, newest first."),
+        "explain": ("refitd.cli.versions", "Say why a run, a version or an engine is where it is."),
+        "log": ("refitd.cli.log", "List what was decided, newest first, and why."),
+        "wait": ("refitd.cli.wait", "Wait until engines serve a version."),
+        "engines": ("refitd.cli.engines", "List engines, or change which there are."),
+        "runs": ("refitd.cli.runs", "List runs, or say which have ended."),
     },
     "Change": {
-        "publish": ("publish", "Publish a checkpoint, and tell the service."),
-        "rollback": ("reclaim", "Bring a run's engines back to an earlier good version."),
-        "pause": ("versions", "Bring no engine of a run to a newer version for now."),
-        "resume": ("versions", "Let the updates of a run go on."),
-        "pin": ("versions", "Keep a version, whatever the keep rules say."),
-        "unpin": ("versions", "Leave a version to the keep rules again."),
-        "reclaim": ("reclaim", "Delete what nothing needs any more, now."),
-        "collect": ("reclaim", "Delete what nothing needs from an object store."),
+        "publish": ("refitd.cli.publish", "Publish a checkpoint, and tell the service."),
+        "rollback": ("refitd.cli.reclaim", "Bring a run's engines back to an earlier good version."),
+        "pause": ("refitd.cli.versions", "Bring no engine of a run to a newer version for now."),
+        "resume": ("refitd.cli.versions", "Let the updates of a run go on."),
+        "pin": ("refitd.cli.versions", "Keep a version, whatever the keep rules say."),
+        "unpin": ("refitd.cli.versions", "Leave a version to the keep rules again."),
+        "reclaim": ("refitd.cli.reclaim", "Delete what nothing needs any more, now."),
+        "collect": ("refitd.cli.reclaim", "Delete what nothing needs from an object store."),
     },
 }
-"""By the panel of --help: each command, the module of `refitd.cli` that has it, and what the list says of it."""
+"""By the panel of --help: each command, the module that has it, and what the list says of it."""
 
 FIRST = frozenset({"serve", "publish", "status", "wait", "explain", "rollback", "doctor", "demo"})
 """The commands that a user needs: --help shows these, and `refitd help all` shows all."""
@@ -138,7 +138,7 @@ FIRST = frozenset({"serve", "publish", "status", "wait", "explain", "rollback", 
 
 def _made(name: str, panel: str) -> Any:
     """The command of this name: a function of its module, or the module's `app`, which has commands of its own."""
-    module = import_module(f"refitd.cli.{COMMANDS[panel][name][0]}")
+    module = import_module(COMMANDS[panel][name][0])
     if hasattr(module, "app"):
         group = get_command(module.app)
         group.name, group.rich_help_panel, group.epilog = name, panel, EXIT_CODES_HELP  # pyright: ignore

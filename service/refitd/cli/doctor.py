@@ -15,11 +15,11 @@ from rich.text import Text
 from refitd.cli.output import ExitCode, bar, clean, speaking
 from refitd.cli.render import Table
 from refitd.cli.serve import option, settings_from, takes_settings
-from refitd.diagnose.finding import CheckVerdict
 from refitd_client.http.connection import connect_to, use
+from refitd_doctor.finding import CheckVerdict
 
 if TYPE_CHECKING:
-    from refitd.diagnose.check import DoctorReport
+    from refitd_doctor.check import DoctorReport
 
 Url = Annotated[
     str | None,
@@ -77,7 +77,7 @@ def doctor(**flags: Any) -> None:
     refitd doctor --json | jq '.findings[] | select(.verdict != "ok")'
     """
     # Here, because only this command needs so much of the service.
-    from refitd.diagnose.check import check
+    from refitd_doctor.check import check
 
     json = bool(flags.pop("json", False))
     wanted: dict[str, bool] = {name: bool(flags.pop(name)) for name in ("deep", "repair")}

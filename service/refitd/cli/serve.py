@@ -251,7 +251,7 @@ def serve(**flags: Any) -> None:
     """
     json = bool(flags.pop("json", False))
     # Here, because only this command needs so much of the service.
-    from refitd.diagnose.preflight import check_start
+    from refitd_doctor.preflight import check_start
 
     with speaking(json=json):
         settings = settings_from(flags)

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from refitd.engine.http import Transport
-from refitd.engine.plugin.channels import SocketList
-from refitd.engine.plugin.client import Leads, PluginClient
 from refitd.engine.port import EnginePort
 from refitd.engine.wire import Guard
+from refitd_inside.client.channels import SocketList
+from refitd_inside.client.client import Leads, PluginClient
 
 HOST_KIND = "refitd"
 """The name of the kind of hosts, which follow this service and have engines of their own. No setting names one."""

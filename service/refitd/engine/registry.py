@@ -30,8 +30,6 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Val
 
 from refitd.engine.address import check_engine_id, check_url, engine_id
 from refitd.engine.kind import EngineAccess, EngineKind, EngineServer
-from refitd.engine.plugin.channels import SocketList
-from refitd.engine.plugin.client import Leads
 from refitd.engine.port import (
     ChangeCheck,
     Coming,
@@ -49,6 +47,8 @@ from refitd.engine.vllm import VLLM
 from refitd.engine.wire import Guard
 from refitd.text import plain_refusal
 from refitd_client.contract.naming import check_run
+from refitd_inside.client.channels import SocketList
+from refitd_inside.client.client import Leads
 
 KINDS: tuple[EngineKind, ...] = (SGLANG, VLLM)
 PAUSE_MODES = ("auto", *dict.fromkeys(mode for kind in KINDS for mode in kind.pause_modes))

@@ -24,7 +24,6 @@ from typing import Protocol, assert_never
 
 from refitd.engine.fingerprints import BY_PLUGIN, alike, by_plugin
 from refitd.engine.http import CallFailure, NoReply, Transport
-from refitd.engine.plugin.client import PluginClient, PrepareRefused
 from refitd.engine.port import (
     ChangeCheck,
     Coming,
@@ -40,6 +39,7 @@ from refitd.engine.port import (
     Unreached,
 )
 from refitd.engine.replies import Failed, Loaded, Loading, Unclear, Untouched
+from refitd_inside.client.client import PluginClient, PrepareRefused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

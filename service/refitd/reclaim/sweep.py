@@ -67,7 +67,7 @@ log = structlog.get_logger("refitd")
 
 
 class CopySweep(Protocol):
-    """Deletes the copies that no run needs: `refitd.materialize.materializer`. `bytes_on_root` is what copies take."""
+    """Deletes the copies that no run needs, as `Materializer` does. `bytes_on_root` is what copies take."""
 
     @property
     def bytes_on_root(self) -> int: ...

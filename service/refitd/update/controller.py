@@ -16,7 +16,6 @@ from pathlib import Path
 import httpx
 import structlog
 
-from refitd.engine.plugin.client import Leads, leads_of, leads_of_group
 from refitd.policy.next_action import at_rest_interval
 from refitd.policy.roster import bind, follows, why_unbound
 from refitd.policy.strategy import awaits_check, fault_found, is_through
@@ -28,6 +27,7 @@ from refitd.text import one_line, without_secrets, without_secrets_of
 from refitd.update.targets import Targets
 from refitd_client.contract.states import EngineState, UpdateState
 from refitd_client.http.connection import IDENTITY
+from refitd_inside.client.client import Leads, leads_of, leads_of_group
 
 
 class UpdateController:

@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from refitd.areal.assembly import bucket_key
-from refitd.areal.group_calls import GroupCalls
-from refitd.areal.members import TrainerGroup
+from refitd_front.areal.assembly import bucket_key
+from refitd_front.areal.group_calls import GroupCalls
+from refitd_front.areal.members import TrainerGroup
 from support.areal_trainer import GROUP, LOOPBACK, TrainerRank, named, trainer_rank
 from support.forked_group import forked_members
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from refitd.engine.fingerprints import alike
 from refitd.engine.http import Reply as HttpReply
-from refitd.engine.plugin import read_handshake
 from refitd.engine.port import Reached, Unreached
 from refitd.engine.replies import Failed, Loaded, Unclear
 from refitd.engine.vllm.contents import (
@@ -40,6 +39,7 @@ from refitd_client.transport.offer import (
     seal,
     unseal,
 )
+from refitd_inside.client import read_handshake
 from refitd_plugin.channel import Channel, Reply
 from support.engines import sglang_engine
 from support.fuzz import FUZZ, changed, check_sentence, within_bounds

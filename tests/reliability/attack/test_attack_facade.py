@@ -14,8 +14,8 @@ import httpx
 import psutil
 import pytest
 
-from refitd.areal.facade import MAX_GENERATE_BYTES
-from refitd.areal.passing import PASSED
+from refitd_front.areal.facade import MAX_GENERATE_BYTES
+from refitd_front.areal.passing import PASSED
 from support.areal import ArealServer
 from support.jobs import PATIENCE, PROMPT, RUN, Job, running, served_by
 from support.servers import API_KEY, EmbeddedServer, refitd_ended

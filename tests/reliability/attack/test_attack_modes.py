@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from refitd.materialize.disk import DiskCopies
 from refitd.policy.materialize import NOTE, MakeCopy
 from refitd.reclaim import slots
 from refitd.reclaim.trash import discard
@@ -22,6 +21,7 @@ from refitd.state.journal.recovery import write_note
 from refitd_client import WeightPublisher
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.states import Kind, VersionState
+from refitd_inside.materialize.disk import DiskCopies
 from support.checkpoints import tensors, write_model
 from support.deltas import chain, record_of, training
 from support.servers import RefitdServer

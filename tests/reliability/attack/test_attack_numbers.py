@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from refitd.areal import updates
 from refitd.engine.sglang.info import release_of
 from refitd_client.contract.naming import parse_version_folder, parse_version_id
 from refitd_client.validation.foreign import recognise
+from refitd_front.areal import updates
 from support.services import serving
 
 DIGITS = "9" * 5000

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from refitd.engine.http import Reply, Transport
-from refitd.engine.plugin import channels
 from refitd.engine.wire import Exchange, HttpAnswer, Receive
 from refitd.state.journal.journal import Journal
 from refitd.state.journal.rows import JournalWrite
+from refitd_inside.client import channels
 
 SLOW_DISK_SECONDS = 0.05
 _UNHEARD: ContextVar[str | None] = ContextVar("unheard", default=None)

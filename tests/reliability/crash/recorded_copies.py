@@ -9,10 +9,10 @@ import pytest
 from disk_model import Disk
 from recorded_slots import MirroredOs
 
-from refitd.materialize import disk, writing
 from refitd.reclaim import trash
 from refitd.root import handle
 from refitd_client.files import plain_file
+from refitd_inside.materialize import disk, writing
 
 
 class CopyingOs(MirroredOs):

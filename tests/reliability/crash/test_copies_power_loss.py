@@ -11,11 +11,11 @@ from disk_model import Disk, Tree
 from recorded_copies import mirrored_copies
 from safetensors.numpy import load
 
-from refitd.materialize.disk import DiskCopies
 from refitd.policy.materialize import COPIES, NOTE, Copy, MakeCopy, order_in, parse_note
 from refitd.root.scan import Discarded
 from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import SERVICE_FOLDER
+from refitd_inside.materialize.disk import DiskCopies
 from support.checkpoints import Tensors
 from support.deltas import RUN, Trainer, chain, in_folder, same, training
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from refitd.follow import resuming, transfer
 from refitd_client.contract import manifest
 from refitd_client.contract.naming import SERVICE_FOLDER
+from refitd_hosts.follow import resuming, transfer
 from support import killed_pulls
 from support.checkpoints import publish, tensors
 from support.killed_pulls import FolderSource, pull, small_blocks

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from faults.room import room
 from faults.stand import Subject, id_of, standing, until
-from refitd.diagnose.journal import still
 from refitd_client.contract.states import VersionState
+from refitd_doctor.journal import still
 from support.jobs import RUN, served_by
 
 KEEP_ONE = ("--keep-last", "1")

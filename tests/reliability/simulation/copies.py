@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from refitd.catalog.files import Unreadable
-from refitd.materialize.writing import CopyError, MisfitError, NoRoomError, SourceChangedError
 from refitd.policy.materialize import COPIES_PATH, Copy, MakeCopy, copy_name, order_in
 from refitd.root.scan import Discarded, Gone, Refused
 from refitd.state.version import VersionRecord
+from refitd_inside.materialize.writing import CopyError, MisfitError, NoRoomError, SourceChangedError
 
 from .disk import Make, Pause, SimDisk, SimFolder, signature_of
 

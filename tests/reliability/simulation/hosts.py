@@ -12,11 +12,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from refitd.follow import transfer
-from refitd.follow.follower import UpstreamFollower
-from refitd.follow.puller import Puller
-from refitd.follow.sources import FollowedSources
-from refitd.follow.upstream import FollowerIdentity
 from refitd.policy.chain import NoBase, chain_of
 from refitd.policy.hosts import ANOTHER
 from refitd.policy.strategy import StrategyName
@@ -25,6 +20,11 @@ from refitd_client.contract.follow import Following
 from refitd_client.contract.naming import Order, version_id
 from refitd_client.contract.states import EngineState, VersionState
 from refitd_client.write import version_folder
+from refitd_hosts.follow import transfer
+from refitd_hosts.follow.follower import UpstreamFollower
+from refitd_hosts.follow.puller import Puller
+from refitd_hosts.follow.sources import FollowedSources
+from refitd_hosts.follow.upstream import FollowerIdentity
 
 from .disk import SIM_BLOCK, Pause, SimFolder, seen_at
 from .fault import Call, Fault

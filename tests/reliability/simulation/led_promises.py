@@ -3,12 +3,12 @@
 from typing import TYPE_CHECKING
 
 from refitd.engine.host import NOTHING_PROVED
-from refitd.follow.orders import LEADERS
 from refitd.policy.chain import NoBase, chain_of
 from refitd.state.records import AttemptRecord, EngineRecord
 from refitd.state.version import VersionRecord
 from refitd_client.contract.follow import OrderState
 from refitd_client.contract.states import EngineState, VersionState
+from refitd_hosts.follow.orders import LEADERS
 
 from .forgetting import ForgettingHubPromises
 from .hosts import HostPromises

@@ -19,8 +19,6 @@ from refitd.catalog.examining import References
 from refitd.catalog.intake import Intake
 from refitd.engine.port import EnginePort
 from refitd.engine.registry import EngineSpec
-from refitd.follow.follower import UpstreamFollower
-from refitd.materialize.materializer import BeforeLoad, Materializer, Warmer
 from refitd.reclaim.facts import StoreFacts
 from refitd.reclaim.sweep import Collector
 from refitd.state.decisions import DecisionFile
@@ -32,6 +30,8 @@ from refitd.update.controller import CanaryChecks, UpdateController
 from refitd.update.fleet import Fleet
 from refitd.update.proving import RankProofs
 from refitd.update.targets import Targets
+from refitd_hosts.follow.follower import UpstreamFollower
+from refitd_inside.materialize.materializer import BeforeLoad, Materializer, Warmer
 
 from .copies import SimCopies
 from .disk import SimFiles, templates

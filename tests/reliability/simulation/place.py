@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 from refitd.api.operations import change_run
 from refitd.engine.port import EnginePort
 from refitd.engine.registry import EngineSpec
-from refitd.follow.follower import UpstreamFollower
 from refitd.policy.strategy import Strategy
 from refitd.problem import ProblemError
 from refitd.settings import Settings
@@ -25,6 +24,7 @@ from refitd_client.contract.follow import HostReply
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.states import EngineState
 from refitd_client.contract.wire import RunChange
+from refitd_hosts.follow.follower import UpstreamFollower
 
 from .disk import Pause, SimDisk, SimFolders
 from .fault import Call, Fault

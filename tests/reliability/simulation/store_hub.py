@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from refitd.api.operations import rollback
-from refitd.push.pusher import Pusher
 from refitd_client.contract.naming import INCOMING_PREFIX, MANIFEST_NAME, Order, version_folder, version_id
 from refitd_client.contract.wire import Rollback
+from refitd_hosts.push.pusher import Pusher
 
 from .disk import Make, Pause, SimFolder, bytes_of, seen_at
 from .host_disk import HostDisk, HostFolders

@@ -8,7 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from refitd.push.pusher import _as_here
 from refitd.state.version import VersionRecord
 from refitd_client.bucket.collection import BucketCollection, collect_run
 from refitd_client.bucket.pointer import BucketVersion
@@ -18,6 +17,7 @@ from refitd_client.contract.states import VersionState
 from refitd_client.errors import BucketError, RunBusyError
 from refitd_client.publish.bucket_target import BucketTarget
 from refitd_client.publish.run_folder import RunFolder
+from refitd_hosts.push.pusher import _as_here
 
 from .disk import Make, SimFolder, bytes_of, seen_at
 from .sim_bucket import SimBucket
@@ -210,7 +210,7 @@ class StoreTrainer(StoreProcess):
             await self._say(good[1].id, barred=good[0])
 
     async def _say(self, wanted: str, barred: BucketVersion | None = None) -> None:
-        """Move the pointer as a hub that pushes (`refitd.push.pusher`), which mirrors what it knows of versions."""
+        """Move the pointer as a hub that pushes (`Pusher`), which mirrors what it knows of versions."""
         assert self.target is not None
         run = self.target.run
         known = [] if run.pointer is None else run.pointer.versions

@@ -12,11 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
-from refitd.follow import bucket, transfer
-from refitd.follow.bucket import BucketUpstream
-from refitd.follow.sources import FollowedSources
 from refitd.policy.strategy import StrategyName
-from refitd.push import pusher
 from refitd_client.bucket import collection
 from refitd_client.bucket import run as bucket_run
 from refitd_client.bucket.pointer import LEASE_SECONDS, UPLOAD_SECONDS, BucketVersion, Pointer
@@ -24,6 +20,10 @@ from refitd_client.contract import manifest
 from refitd_client.contract.naming import parse_version_folder
 from refitd_client.publish import bucket_target
 from refitd_client.write import version_folder
+from refitd_hosts.follow import bucket, transfer
+from refitd_hosts.follow.bucket import BucketUpstream
+from refitd_hosts.follow.sources import FollowedSources
+from refitd_hosts.push import pusher
 
 from .disk import SIM_BLOCK, SimFolder, templates
 from .host_disk import Published

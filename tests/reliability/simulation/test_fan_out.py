@@ -17,12 +17,6 @@ import msgspec
 import pytest
 
 from refitd.engine.host import SILENT_SECONDS
-from refitd.follow import pull_turn
-from refitd.follow.pull_turn import PullTurn
-from refitd.follow.puller import Puller
-from refitd.follow.reporting import UpstreamReporter
-from refitd.follow.sources import FollowedSources
-from refitd.follow.upstream import FilePart, Upstream
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
@@ -31,6 +25,12 @@ from refitd_client.contract.follow import Following, HostEngines, HostReply, Hos
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.contract.naming import MANIFEST_NAME, Order
 from refitd_client.contract.states import EngineState, VersionState
+from refitd_hosts.follow import pull_turn
+from refitd_hosts.follow.pull_turn import PullTurn
+from refitd_hosts.follow.puller import Puller
+from refitd_hosts.follow.reporting import UpstreamReporter
+from refitd_hosts.follow.sources import FollowedSources
+from refitd_hosts.follow.upstream import FilePart, Upstream
 from simulation.virtual_time import VirtualClock, VirtualLoop
 from support.checkpoints import publish, tensors
 

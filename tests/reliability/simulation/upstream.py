@@ -10,8 +10,6 @@ from refitd.api.context import find_version
 from refitd.api.health import faults_now
 from refitd.api.overview import overview_of
 from refitd.api.versions import presented
-from refitd.follow.hub import HubUpstream
-from refitd.follow.upstream import FilePart, GoneError, UnreachableError, WrongError
 from refitd.problem import ProblemError, Slug
 from refitd.state.journal.rows import read_versions
 from refitd_client.contract.follow import HostReply, HostReport
@@ -21,6 +19,8 @@ from refitd_client.contract.states import VersionState
 from refitd_client.contract.wire import MAX_BARRED, Overview, VersionPage
 from refitd_client.errors import ServiceProblemError, ServiceUnreachableError
 from refitd_client.http.connection import Connection
+from refitd_hosts.follow.hub import HubUpstream
+from refitd_hosts.follow.upstream import FilePart, GoneError, UnreachableError, WrongError
 
 from .disk import SimFolder, bytes_of, seen_at, templates
 from .life import Life

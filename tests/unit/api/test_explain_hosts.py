@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 
 from refitd.clock import SystemClock
-from refitd.diagnose.finding import CheckVerdict
-from refitd.diagnose.service import judge_service_engines
 from refitd.engine.host import picture, reached
 from refitd.engine.port import Reached
 from refitd.explain.present import orders_of_hosts, present_engine, present_version
@@ -19,6 +17,8 @@ from refitd.state.store import Store
 from refitd.update.targets import Targets
 from refitd_client.contract.follow import Following, HostEngine, HostEngines, OrderState
 from refitd_client.contract.states import EngineState, Standing
+from refitd_doctor.finding import CheckVerdict
+from refitd_doctor.service import judge_service_engines
 from support.records import engine, version
 
 ONE, TWO = version(1), version(2)

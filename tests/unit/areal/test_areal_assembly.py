@@ -4,9 +4,9 @@ from contextlib import suppress
 
 import pytest
 
-from refitd.areal.assembly import BucketKey, BucketRefusedError, UpdateAssembly, bucket_key
-from refitd.areal.members import TrainerGroup, hinders_group
 from refitd_client.transport.child import Surroundings
+from refitd_front.areal.assembly import BucketKey, BucketRefusedError, UpdateAssembly, bucket_key
+from refitd_front.areal.members import TrainerGroup, hinders_group
 
 ONE, TWO = "http://one", "http://two"
 

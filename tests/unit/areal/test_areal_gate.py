@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from refitd.areal.passing import PauseGate
+from refitd_front.areal.passing import PauseGate
 
 AT_ONCE = 0.001
 

@@ -10,14 +10,14 @@ from typing import Any, cast
 import pytest
 from structlog.testing import capture_logs
 
-from refitd.areal import updates
-from refitd.areal.record import RecordWatch
-from refitd.areal.updates import Updates
 from refitd_client.contract.states import WaitOutcome
 from refitd_client.contract.wire import EngineOnVersion, Version
 from refitd_client.errors import UnauthorizedError
 from refitd_client.http.exchange import Served
 from refitd_client.publish.publication import Publication
+from refitd_front.areal import updates
+from refitd_front.areal.record import RecordWatch
+from refitd_front.areal.updates import Updates
 from support.checkpoints import tensors, write_model
 from support.published import versions
 from support.scripted_server import problem, serve

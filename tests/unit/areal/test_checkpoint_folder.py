@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from refitd.areal.updates import CheckpointRefusedError, place_of, plain_files_of, unreadable
 from refitd_client.checkpoint.opening import FileStat, Folder
+from refitd_front.areal.updates import CheckpointRefusedError, place_of, plain_files_of, unreadable
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from refitd.areal.facade import MEMORY, Facade
-from refitd.areal.group_calls import GroupCalls
-from refitd.areal.passing import PASSED
-from refitd.areal.updates import Updates
 from refitd.tokens import FacadeTokens
+from refitd_front.areal.facade import MEMORY, Facade
+from refitd_front.areal.group_calls import GroupCalls
+from refitd_front.areal.passing import PASSED
+from refitd_front.areal.updates import Updates
 from support.attackers import attacking, listening
 from support.scripted_server import Server, answer, serve
 

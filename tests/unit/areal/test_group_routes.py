@@ -8,11 +8,11 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from refitd.areal.assembly import bucket_key
-from refitd.areal.facade import Facade
-from refitd.areal.group_calls import GroupCalls
-from refitd.areal.updates import Updates
 from refitd.tokens import FacadeTokens
+from refitd_front.areal.assembly import bucket_key
+from refitd_front.areal.facade import Facade
+from refitd_front.areal.group_calls import GroupCalls
+from refitd_front.areal.updates import Updates
 from support.scripted_server import answer, serve
 
 INIT = {

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from refitd.catalog import intake
-from refitd.diagnose.service import ask_service, judge_notice
 from refitd.settings import Settings
+from refitd_doctor.service import ask_service, judge_notice
 from support.attackers import listening
 from support.checkpoints import publish, tensors
 from support.services import Stage, serving

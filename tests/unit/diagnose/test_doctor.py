@@ -17,29 +17,7 @@ from pydantic import SecretStr
 from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver
 
-from refitd.diagnose import engines
-from refitd.diagnose.engines import (
-    EngineAnswers,
-    Sighting,
-    judge_engine,
-    judge_sharing,
-    judge_start_up_model,
-    plugin_answers,
-    roster_of,
-)
-from refitd.diagnose.finding import CheckName, CheckVerdict, Finding
-from refitd.diagnose.processes import Listeners, LocalProcess, is_engine
-from refitd.diagnose.root import Nonce, RootFacts, RootUnusableError, judge_root, look_at_root, probed
-from refitd.diagnose.service import (
-    ask_overview,
-    ask_service,
-    judge_faults,
-    judge_notice,
-    judge_runs,
-    judge_service_engines,
-)
 from refitd.engine.http import Reply
-from refitd.engine.plugin import NO_PLUGIN
 from refitd.engine.port import Reached
 from refitd.engine.registry import EngineSpec
 from refitd.root.ownership import mark_root
@@ -50,6 +28,28 @@ from refitd_client.contract.states import EngineState
 from refitd_client.contract.wire import Faults, Keeping
 from refitd_client.http.publisher_client import root_name
 from refitd_client.validation.foreign import MANIFESTS
+from refitd_doctor import engines
+from refitd_doctor.engines import (
+    EngineAnswers,
+    Sighting,
+    judge_engine,
+    judge_sharing,
+    judge_start_up_model,
+    plugin_answers,
+    roster_of,
+)
+from refitd_doctor.finding import CheckName, CheckVerdict, Finding
+from refitd_doctor.processes import Listeners, LocalProcess, is_engine
+from refitd_doctor.root import Nonce, RootFacts, RootUnusableError, judge_root, look_at_root, probed
+from refitd_doctor.service import (
+    ask_overview,
+    ask_service,
+    judge_faults,
+    judge_notice,
+    judge_runs,
+    judge_service_engines,
+)
+from refitd_inside.client import NO_PLUGIN
 from support.checkpoints import publish, tensors, write_model
 from support.command_line import refitd
 from support.scripted_server import answer, problem, serve
@@ -562,7 +562,7 @@ def test_versions_of_any_layout_are_measured_and_the_clock_before_the_wait_for_e
     adapter = tmp_path / "run/v000002/adapter_model.safetensors"
     adapter.parent.mkdir()
     adapter.write_bytes(bytes(7))
-    monkeypatch.setattr("refitd.diagnose.root._gives_event", lambda _: time.sleep(0.2))  # no event ever comes
+    monkeypatch.setattr("refitd_doctor.root._gives_event", lambda _: time.sleep(0.2))  # no event ever comes
     with probed(tmp_path) as nonce:
         seen = look_at_root(tmp_path, nonce, None)
     whole = (tmp_path / "run/weight_v000001/model.safetensors").stat().st_size
@@ -585,7 +585,7 @@ def test_an_event_on_its_way_when_the_look_ends_leaves_no_line(
         monkeypatch.setattr(observer, "stop", stop)
         return observer
 
-    monkeypatch.setattr("refitd.diagnose.root.Observer", late)
+    monkeypatch.setattr("refitd_doctor.root.Observer", late)
     with probed(tmp_path) as nonce:
         assert look_at_root(tmp_path, nonce, None).event
     assert caplog.records == []

@@ -2,12 +2,12 @@
 
 import pytest
 
-from refitd.diagnose.finding import CheckName, CheckVerdict, Finding
-from refitd.diagnose.journal import JournalFacts, judge_durability
 from refitd.state.journal.recovery import Sound
 from refitd.state.records import NEW, EngineRecord
 from refitd.state.version import VersionRecord
 from refitd_client.contract.states import VersionState
+from refitd_doctor.finding import CheckName, CheckVerdict, Finding
+from refitd_doctor.journal import JournalFacts, judge_durability
 from support.records import engine, version
 
 SERVED = "2026-01-01T00:00:01Z"

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from refitd.diagnose.finding import CheckName, CheckVerdict
-from refitd.diagnose.journal import JournalFacts
-from refitd.diagnose.service import judge_service
 from refitd.settings import Settings
 from refitd.state.journal.recovery import Missing
+from refitd_doctor.finding import CheckName, CheckVerdict
+from refitd_doctor.journal import JournalFacts
+from refitd_doctor.service import judge_service
 
 FILES = {
     "token": "a-token-to-change",

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from refitd.diagnose.finding import CheckVerdict, Finding
-from refitd.diagnose.stores import judge_store, look_at_store
 from refitd_client.bucket.objects import ObjectTag
 from refitd_client.bucket.run import BucketRun
+from refitd_doctor.finding import CheckVerdict, Finding
+from refitd_doctor.stores import judge_store, look_at_store
 from support.buckets import RUN, ScriptedBucket, keys, nth, unreachable
 
 

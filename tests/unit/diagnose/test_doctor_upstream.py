@@ -5,9 +5,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from refitd.diagnose.finding import CheckName, Finding
-from refitd.diagnose.stores import ask_hubs, judge_hub
 from refitd.settings import Settings
+from refitd_doctor.finding import CheckName, Finding
+from refitd_doctor.stores import ask_hubs, judge_hub
 from support.scripted_server import Step, answer, problem, serve
 from support.stand_in_service import StandIn, make_overview, make_run
 

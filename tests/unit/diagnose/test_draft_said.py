@@ -5,10 +5,10 @@ from pathlib import Path
 from rich.console import Console
 
 from refitd.cli import render
-from refitd.diagnose.engines import EngineAnswers, judge_engine
-from refitd.diagnose.finding import CheckName, CheckVerdict
 from refitd.engine.port import DRAFT_LEFT, Obstacle, Reached
 from refitd.engine.registry import EngineSpec
+from refitd_doctor.engines import EngineAnswers, judge_engine
+from refitd_doctor.finding import CheckName, CheckVerdict
 from support.services import serving
 from support.stand_in_service import make_engine
 

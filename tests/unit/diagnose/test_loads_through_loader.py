@@ -9,14 +9,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
 from refitd.cli import render
-from refitd.diagnose.engines import EngineAnswers, judge_engine
-from refitd.diagnose.finding import CheckName, CheckVerdict
-from refitd.diagnose.service import judge_service_engines
-from refitd.engine.plugin import EngineRankGroup, Member
 from refitd.engine.port import LoaderUse, Reached
 from refitd.engine.registry import EngineSpec
 from refitd.policy.observe import after_probe
 from refitd_client.contract.plugin import ASIDE, Handshake, LoadPlan
+from refitd_doctor.engines import EngineAnswers, judge_engine
+from refitd_doctor.finding import CheckName, CheckVerdict
+from refitd_doctor.service import judge_service_engines
+from refitd_inside.client import EngineRankGroup, Member
 from refitd_plugin.update.recorder import Recorder
 from support.engines import sglang_engine
 from support.mini_sglang import TinyModel

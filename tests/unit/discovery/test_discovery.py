@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from refitd.discovery import MOST, Areal, Dns, EnginesFound, PlaceRefusedError, Router, Silent, parse_place
-from refitd.discovery.scout import GONE_SECONDS, Discovered, ask_areal, ask_dns, ask_router, remember
 from refitd.root.handle import RootThreads
+from refitd_hosts.discovery import MOST, Areal, Dns, EnginesFound, PlaceRefusedError, Router, Silent, parse_place
+from refitd_hosts.discovery.scout import GONE_SECONDS, Discovered, ask_areal, ask_dns, ask_router, remember
 from support.name_server import Table, naming
 from support.scripted_server import answer, serve
 
@@ -168,7 +168,7 @@ async def test_a_name_that_is_no_host_s_is_silence_and_not_the_service_s_end() -
 
 
 async def test_a_name_server_that_refuses_is_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("refitd.discovery.scout.SECONDS", 0.2)
+    monkeypatch.setattr("refitd_hosts.discovery.scout.SECONDS", 0.2)
     assert isinstance(await ask_dns(Dns("e.test.", 7, ("127.0.0.1", 9))), Silent)
 
 

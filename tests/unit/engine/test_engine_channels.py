@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from refitd.engine.plugin import EngineRankGroup, Launch, Stock
-from refitd.engine.plugin import channels as channels_module
-from refitd.engine.plugin.channels import ChannelError, Channels, SocketFolder, SocketList
 from refitd_client.contract.plugin import MAX_LINE, PluginRequest
+from refitd_inside.client import EngineRankGroup, Launch, Stock
+from refitd_inside.client import channels as channels_module
+from refitd_inside.client.channels import ChannelError, Channels, SocketFolder, SocketList
 from refitd_plugin.channel import Channel, Reply
 from support.plugged_mini import wait_for
 from support.sockets import short

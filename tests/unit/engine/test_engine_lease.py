@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from refitd.engine.plugin.client import PROBES, SECONDS, Leads, leads_of
 from refitd.engine.port import Outcome, Reached
 from refitd.engine.transaction import ServerEngine
 from refitd.policy.next_action import at_rest_interval
 from refitd_client.contract.plugin import Owner
+from refitd_inside.client.client import PROBES, SECONDS, Leads, leads_of
 from refitd_plugin.rank_plugin import RequestHandler
 from refitd_plugin.update.rank_engine import LONGEST_SECONDS, LeaderLease
 from support.engines import sglang_engine

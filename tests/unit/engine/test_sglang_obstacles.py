@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from refitd.engine.plugin import EngineRankGroup, Launch
 from refitd.engine.port import Outcome, Reached, Refit, Target
+from refitd_inside.client import EngineRankGroup, Launch
 from support.engines import sglang_engine
 from support.scripted_sglang import ScriptedSglang, scripted_sglang
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from refitd.diagnose.journal import still
 from refitd.root.ownership import RootGuard, RootMark, StartRefusedError, owned
 from refitd.state.journal.recovery import last_state_folder, write_note
 from refitd_client.contract.naming import SERVICE_FOLDER
@@ -16,6 +15,7 @@ from refitd_client.files.plain_file import NotPlainError, open_folder, open_plai
 from refitd_client.http.publisher_client import root_name
 from refitd_client.publish.run_folder import RECORD_NAME, newest_in
 from refitd_client.transport import exporter, offer_file
+from refitd_doctor.journal import still
 
 REPOSITORY = Path(__file__).parents[3]
 PACKAGES = [
@@ -31,10 +31,10 @@ MAY_OPEN = {
     "client/refitd_client/http/connection.py": "a file of tokens, certificates and keys, which the user names",
     "client/refitd_client/transport/memory.py": "/proc",
     "service/refitd_plan/model.py": "a model's config, which the user names",
-    "service/refitd/diagnose/root.py": "a file in a folder that it has just made",
+    "service/refitd_doctor/root.py": "a file in a folder that it has just made",
     "service/refitd/engine/registry.py": "the engines file, which the operator names",
     "service/refitd/engine/http.py": "a file of keys, which the operator names",
-    "service/refitd/diagnose/engines.py": "the engines file, which the operator names",
+    "service/refitd_doctor/engines.py": "the engines file, which the operator names",
     "service/refitd/reclaim/trash.py": "a handle on a folder that opens nothing (O_PATH)",
     "service/refitd/root/ownership.py": "/proc",
     "service/refitd/tokens.py": "a file of tokens, which the operator names",

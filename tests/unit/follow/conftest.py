@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from refitd.follow.puller import Puller
 from refitd_client.contract import manifest
+from refitd_hosts.follow.puller import Puller
 from support.checkpoints import publish, tensors
 from support.pulls import RUN, FakeSource, FakeSources, Stage, no_sleep
 
@@ -13,7 +13,7 @@ from support.pulls import RUN, FakeSource, FakeSources, Stage, no_sleep
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
     """One version at the hub, nothing here. Blocks have 64 bytes, so that small files have several."""
-    monkeypatch.setattr("refitd.follow.transfer.BLOCK", 64)
+    monkeypatch.setattr("refitd_hosts.follow.transfer.BLOCK", 64)
     monkeypatch.setattr(manifest, "BLOCK", 64)
     hub, root = tmp_path / "hub", tmp_path / "root"
     root.mkdir()

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from refitd.follow import bucket as followed
-from refitd.follow.bucket import BucketUpstream
-from refitd.follow.connecting import check_upstream, connect_upstream
-from refitd.follow.puller import Puller
-from refitd.follow.sources import FollowedSources
-from refitd.follow.upstream import FilePart, GoneError, UnreachableError, WrongError
 from refitd_client.bucket.pointer import FOLLOWERS_PREFIX, LEASE_SECONDS, version_prefix
 from refitd_client.contract.follow import Following, HostReport
 from refitd_client.contract.naming import Order
+from refitd_hosts.follow import bucket as followed
+from refitd_hosts.follow.bucket import BucketUpstream
+from refitd_hosts.follow.connecting import check_upstream, connect_upstream
+from refitd_hosts.follow.puller import Puller
+from refitd_hosts.follow.sources import FollowedSources
+from refitd_hosts.follow.upstream import FilePart, GoneError, UnreachableError, WrongError
 from support.buckets import NAME, RUN, ScriptedBucket, collected, keys, nth, publish_folder, unreachable
 from support.checkpoints import publish, tensors
 from support.published import check

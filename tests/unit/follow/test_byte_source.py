@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from refitd.follow import byte_source
-from refitd.follow.byte_source import HttpByteSource
-from refitd.follow.upstream import FilePart, GoneError, UnreachableError, UpstreamError, WrongError
 from refitd_client.http.connection import Connection
+from refitd_hosts.follow import byte_source
+from refitd_hosts.follow.byte_source import HttpByteSource
+from refitd_hosts.follow.upstream import FilePart, GoneError, UnreachableError, UpstreamError, WrongError
 
 PART = FilePart(version="run~v000001", file="model.safetensors", start=10, length=5)
 HEAD = b"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 10-14/20\r\nContent-Length: 5\r\n\r\n"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from refitd.follow import hub
-from refitd.follow.hub import HubUpstream
-from refitd.follow.upstream import UnreachableError
 from refitd_client.http.connection import Connection
+from refitd_hosts.follow import hub
+from refitd_hosts.follow.hub import HubUpstream
+from refitd_hosts.follow.upstream import UnreachableError
 from support.endless_server import CHUNK, CHUNKED, OK, answering
 
 

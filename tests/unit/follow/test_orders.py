@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from refitd.clock import SystemClock
-from refitd.follow.orders import Orders
 from refitd.state.journal.journal import Journal
 from refitd.state.observer import Notifier
 from refitd.state.store import Store
 from refitd.update.targets import Targets
 from refitd_client.contract.follow import HostReply
 from refitd_client.contract.states import VersionState
+from refitd_hosts.follow.orders import Orders
 from support.records import engine, version
 
 V1, V2 = version(1).id, version(2).id

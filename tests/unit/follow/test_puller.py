@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from refitd.follow import transfer
-from refitd.follow.puller import Puller, PullRefusedError
-from refitd.follow.upstream import FilePart, GoneError, UnreachableError, WrongError
 from refitd_client import WeightPublisher
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.contract.naming import ShardLayout, layout_of, slot_name, slots_path
+from refitd_hosts.follow import transfer
+from refitd_hosts.follow.puller import Puller, PullRefusedError
+from refitd_hosts.follow.upstream import FilePart, GoneError, UnreachableError, WrongError
 from support.checkpoints import publish, tensors
 from support.published import check, versions
 from support.pulls import RUN, V1, FakeSource, FakeSources, Stage, no_sleep, same, with_right_digests

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Sequence
 from typing import cast
 
-from refitd.follow.reporting import UpstreamReporter
-from refitd.follow.sources import FollowedSources
-from refitd.follow.upstream import Upstream
 from refitd_client.contract.follow import Following, HostReply, HostReport
+from refitd_hosts.follow.reporting import UpstreamReporter
+from refitd_hosts.follow.sources import FollowedSources
+from refitd_hosts.follow.upstream import Upstream
 
 REPORT = HostReport(told=Following(follower="host0", upstream="http://hub:8700", upstreams=[]))
 

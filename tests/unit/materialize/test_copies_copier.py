@@ -4,13 +4,13 @@ from pathlib import Path
 
 from refitd.catalog.files import DiskFiles
 from refitd.clock import SystemClock
-from refitd.materialize.disk import DiskCopies
-from refitd.materialize.materializer import Materializer
 from refitd.policy.materialize import MakeCopy
 from refitd.reclaim.facts import StoreFacts
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
 from refitd.update.targets import Targets
+from refitd_inside.materialize.disk import DiskCopies
+from refitd_inside.materialize.materializer import Materializer
 from support.deltas import chain, training
 from support.records import engine
 

@@ -14,9 +14,6 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from refitd.catalog.files import Unreadable
-from refitd.materialize import disk, writing
-from refitd.materialize.disk import DiskCopies
-from refitd.materialize.writing import CopyError, MisfitError, NoRoomError, SourceChangedError
 from refitd.policy.materialize import NOTE, Copy, MakeCopy, doubted
 from refitd.reclaim import slots, trash
 from refitd.root.handle import Identity, RootHangsError, RootThreads, root_at
@@ -24,6 +21,9 @@ from refitd.root.scan import Discarded
 from refitd.state.version import VersionRecord
 from refitd_client.contract.manifest import digest_of_pieces, joined
 from refitd_client.validation.examine import signature
+from refitd_inside.materialize import disk, writing
+from refitd_inside.materialize.disk import DiskCopies
+from refitd_inside.materialize.writing import CopyError, MisfitError, NoRoomError, SourceChangedError
 from support.checkpoints import Tensors
 from support.deltas import Trainer, chain, in_folder, record_of, same, training
 

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refitd.materialize import writing
-from refitd.materialize.writing import apply_delta
 from refitd_client.contract import manifest
 from refitd_client.contract.manifest import digest_of_pieces, joined
 from refitd_client.delta import Change, Delta, DeltaFile, encode, index_type
 from refitd_client.files.plain_file import open_folder
 from refitd_client.fingerprint import bits_of, fingerprint
 from refitd_client.validation.contents import ReadingStoppedError
+from refitd_inside.materialize import writing
+from refitd_inside.materialize.writing import apply_delta
 
 BLOCK = 96  # bytes
 PIECE = 64

@@ -14,15 +14,15 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry
 
-from refitd.materialize import materializer as materializing
-from refitd.materialize import writing
-from refitd.materialize.disk import DiskCopies
 from refitd.observe.telemetry import Meters
 from refitd.observe.traces import Traces
 from refitd.policy.materialize import NOTE
 from refitd.policy.roster import move
 from refitd_client.contract.states import Kind, VersionState
 from refitd_client.delta.change import Full
+from refitd_inside.materialize import materializer as materializing
+from refitd_inside.materialize import writing
+from refitd_inside.materialize.disk import DiskCopies
 from support.checkpoints import publish
 from support.deltas import Trainer, in_folder, same, training
 from support.services import Stage, serving

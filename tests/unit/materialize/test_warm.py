@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from refitd.materialize.materializer import Warmer
 from refitd.root.ownership import root_file_system
+from refitd_inside.materialize.materializer import Warmer
 
 SIZE = 32 * 2**20  # more than a kernel reads ahead at a time
 

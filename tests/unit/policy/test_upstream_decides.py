@@ -6,14 +6,14 @@ import pytest
 
 from refitd.clock import SystemClock
 from refitd.explain.run import RunFacts, glance
-from refitd.follow.hearing import Hearing
-from refitd.follow.upstream import UpstreamRun, UpstreamVersion
 from refitd.policy.strategy import Strategy
 from refitd.policy.upstream import decided_by, decides_end, decides_pin, decides_run
 from refitd.state.faults import UpstreamWord
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
 from refitd_client.contract.naming import Order
+from refitd_hosts.follow.hearing import Hearing
+from refitd_hosts.follow.upstream import UpstreamRun, UpstreamVersion
 from support.records import engine, version
 
 HUB = "http://hub:8700"

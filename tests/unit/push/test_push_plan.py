@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from refitd.policy.strategy import Strategy, StrategyName
-from refitd.push.plan import for_followers, left_behind, missing_there, to_push, wanted_there
 from refitd.state.records import CheckState, EngineRecord, UpdateRecord
 from refitd.state.version import VersionRecord
 from refitd_client.bucket.pointer import BucketVersion, Pointer
 from refitd_client.contract.naming import Order, version_id
 from refitd_client.contract.states import Kind, VersionState
+from refitd_hosts.push.plan import for_followers, left_behind, missing_there, to_push, wanted_there
 from support.records import engine
 
 RUN = "run"

@@ -8,12 +8,12 @@ import pytest
 
 from refitd.clock import SystemClock
 from refitd.policy.strategy import Strategy
-from refitd.push.plan import without_files
-from refitd.push.pusher import Pusher
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
 from refitd.update.targets import Targets
 from refitd_client.contract.states import VersionState
+from refitd_hosts.push.plan import without_files
+from refitd_hosts.push.pusher import Pusher
 from support.buckets import ScriptedBucket
 from support.records import version
 

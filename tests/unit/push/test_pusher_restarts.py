@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from refitd.clock import SystemClock
-from refitd.push.pusher import _as_here
 from refitd.state.journal.journal import Journal
 from refitd.state.records import UpdateRecord
 from refitd.state.store import Store
 from refitd_client.bucket.pointer import BucketVersion, advanced
 from refitd_client.contract.naming import Order
 from refitd_client.contract.states import VersionState
+from refitd_hosts.push.pusher import _as_here
 from support.buckets import RUN, ScriptedBucket, counted, publish_folder
 from support.checkpoints import publish, tensors
 from support.pushing import has, pushed

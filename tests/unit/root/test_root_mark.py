@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from refitd.catalog.files import DiskFiles, RootAwayError, Unreadable
-from refitd.diagnose.journal import still
 from refitd.root.ownership import Mount, RootGuard, RootMark, RootRefusedError, adopt, mark_root, owned, recognise
 from refitd.root.scan import Listing, ListingFailed
 from refitd_client.contract.naming import SERVICE_FOLDER
+from refitd_doctor.journal import still
 from support.checkpoints import publish, tensors
 from support.services import serving
 

@@ -17,7 +17,6 @@ from refitd.engine.http import (
     Reply,
     Transport,
 )
-from refitd.engine.plugin.client import PluginClient
 from refitd.engine.port import ChangeCheck, Obstacle, Reached, Target, Unreached
 from refitd.engine.replies import Loading, Unclear, Untouched, meaning_of_check, way_in
 from refitd.engine.sglang.info import (
@@ -40,6 +39,7 @@ from refitd.engine.sglang.info import (
     what_happened,
 )
 from refitd.engine.transaction import Before, Shown
+from refitd_inside.client.client import PluginClient
 
 CLEAR_SECONDS = 120.0  # the file backend deletes one file for each page
 FLUSH_EVERY_SECONDS = 0.05

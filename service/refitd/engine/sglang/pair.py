@@ -15,7 +15,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import cycle
 
-from refitd.engine.plugin.client import PluginClient
 from refitd.engine.port import (
     ChangeCheck,
     Coming,
@@ -33,6 +32,7 @@ from refitd.engine.port import (
 )
 from refitd.engine.sglang.dialect import SglangDialect
 from refitd.engine.transaction import ServerEngine, refusal
+from refitd_inside.client.client import PluginClient
 
 _AND = "+"  # between the fingerprints of members
 

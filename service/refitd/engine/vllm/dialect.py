@@ -23,7 +23,6 @@ from refitd.engine.http import (
     Reply,
     Transport,
 )
-from refitd.engine.plugin.client import PluginClient
 from refitd.engine.port import DRAFT_LEFT, UNNAMED, ChangeCheck, Obstacle, Process, Reached, Target, Unreached
 from refitd.engine.replies import Failed, Loading, Unclear, Untouched, meaning_of_check, way_in
 from refitd.engine.transaction import Before, Shown
@@ -60,6 +59,7 @@ from refitd.engine.vllm.info import (
     read_server_info,
     stock_reason,
 )
+from refitd_inside.client.client import PluginClient
 
 PAUSE_MODES = ("keep", "wait", "abort")
 """What a server does with requests in flight, the best first. It survives a load with each of them."""

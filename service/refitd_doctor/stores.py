@@ -1,0 +1,175 @@
+"""The object stores of --follow and --push: can they be reached, read and written, and do they keep conditions."""
+
+import asyncio
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from refitd.engine.http import OVERVIEW_BYTES, NoReply, Reply, Transport
+from refitd.settings import Settings
+from refitd_client.bucket.objects import Bucket, is_bucket_url
+from refitd_client.bucket.run import list_runs, require_conditions
+from refitd_client.contract.wire import Overview, RunGlance
+from refitd_client.errors import BucketError
+from refitd_doctor.finding import CheckName, Finding, failed, good, unknown, warning
+from refitd_doctor.service import SERVICE_SECONDS
+
+ANSWER_SECONDS = 15.0
+_CHECK_STORE = (
+    "check the bucket's name, the variables for the store (AWS_ENDPOINT_URL, AWS_REGION, AZURE_STORAGE_ACCOUNT_NAME "
+    "and so on) and what these credentials may do"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreAnswers:
+    """What a store did. `runs` are those in it; `read` and `write` are why it could not be read or written."""
+
+    name: str
+    pushes: bool
+    runs: tuple[str, ...] = ()
+    read: str | None = None
+    write: str | None = None
+
+
+async def ask_stores(settings: Settings) -> list[StoreAnswers]:
+    asked = [look_at_store(Bucket.at(url), pushes=False) for url in settings.follow if is_bucket_url(url)]
+    if settings.push is not None:
+        asked.append(look_at_store(Bucket.at(settings.push), pushes=True))
+    return list(await asyncio.gather(*asked))
+
+
+async def look_at_store(bucket: Bucket, *, pushes: bool) -> StoreAnswers:
+    """Read the list of runs, and write and delete an object of this check's own."""
+    runs: tuple[str, ...] = ()
+    read: str | None = None
+    write: str | None = None
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            runs = await list_runs(bucket)
+    except (BucketError, TimeoutError) as error:
+        read = str(error) or f"{bucket.name} did not answer within {ANSWER_SECONDS:g} s"
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            if pushes:
+                await require_conditions(bucket)
+            else:
+                key = f"probes/{secrets.token_hex(16)}"
+                await bucket.write(key, b"1\n")
+                await bucket.delete(key)
+    except (BucketError, TimeoutError) as error:
+        write = str(error) or f"{bucket.name} did not answer within {ANSWER_SECONDS:g} s"
+    return StoreAnswers(name=bucket.name, pushes=pushes, runs=runs, read=read, write=write)
+
+
+def judge_store(asked: StoreAnswers) -> Iterator[Finding]:
+    if asked.read is not None:
+        yield failed(CheckName.STORE, asked.name, asked.read, _CHECK_STORE)
+    elif not asked.pushes and not asked.runs:
+        yield warning(CheckName.STORE, asked.name, "it can be read, and holds no run", "publish into it, or push to it")
+    else:
+        runs = "1 run" if len(asked.runs) == 1 else f"{len(asked.runs)} runs"
+        yield good(CheckName.STORE, asked.name, f"it can be read, and holds {runs}")
+    if asked.write is None:
+        text = "it can be written, and keeps conditions of writes" if asked.pushes else "it can be written"
+        yield good(CheckName.STORE, asked.name, text)
+    elif asked.pushes:
+        yield failed(CheckName.STORE, asked.name, asked.write, _CHECK_STORE)
+    else:  # it can pull; its leases are missing
+        fix = "let it write below followers/: its notes keep what it pulls from being collected"
+        yield warning(CheckName.STORE, asked.name, asked.write, fix)
+
+
+# The hub of --follow: does it answer, does it take the follower's token, and has it the run.
+#
+# It is asked what a follower asks first, and sent a report that names nothing, which it refuses as incomplete once it
+# has looked at the token: nothing of that stays there. Object stores are looked at in `stores.py`.
+
+
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+_REPORT = "/v1/hosts/doctor"
+_LET_IN = "give --follow-token-file a token of its --followers-token-file: followers are refused without it"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubAnswers:
+    """What a hub has answered: to the look that a follower begins with, and to a report without content. `proxy` is the
+    variable of the environment that names a proxy, which is not asked; None where none does.
+    """
+
+    url: str
+    look: Reply | NoReply
+    report: Reply | NoReply
+    proxy: str | None = None
+
+
+async def ask_hubs(settings: Settings) -> list[HubAnswers]:
+    urls = [url.rstrip("/") for url in settings.follow if not is_bucket_url(url)]
+    return list(await asyncio.gather(*(_ask(url, settings) for url in urls)))
+
+
+async def _ask(url: str, settings: Settings) -> HubAnswers:
+    hub = Transport(url, api_key=settings.follow_token_file, admin_key=None, server="hub")
+    look = await hub.get("/v1/overview", SERVICE_SECONDS, most=OVERVIEW_BYTES)
+    proxy = next((name for name in _PROXIES if os.environ.get(name) or os.environ.get(name.lower())), None)
+    return HubAnswers(url=url, look=look, report=await hub.put(_REPORT, {}, SERVICE_SECONDS), proxy=proxy)
+
+
+def judge_hub(asked: HubAnswers, run: str | None) -> Iterator[Finding]:
+    url = asked.url
+    if isinstance(asked.look, NoReply):
+        fix = "start it, or correct --follow: this host serves on what it has, and gets nothing new"
+        if asked.proxy is not None:
+            fix = f"{fix}. It is called directly, whatever {asked.proxy} says"
+        yield failed(CheckName.UPSTREAM, url, f"the hub does not answer: {asked.look.reason}", fix)
+        return
+    if (refused := _refused(asked.look)) is not None:
+        yield failed(CheckName.UPSTREAM, url, f"the hub does not take this token for following ({refused})", _LET_IN)
+        return
+    try:
+        overview = asked.look.read_as(Overview) if asked.look.ok else None
+    except msgspec.ValidationError:
+        overview = None
+    if overview is None:
+        text = f"{url}/v1/overview was answered with {asked.look.status}, and not as a hub does"
+        yield unknown(
+            CheckName.UPSTREAM, url, text, "is this a refitd, and does it lead its group? Else correct --follow"
+        )
+        return
+    yield _of_reports(url, asked.report)
+    yield _of_runs(url, [glance for glance in overview.runs if glance.closed_at is None or glance.run == run], run)
+
+
+def _refused(reply: Reply | NoReply) -> int | None:
+    return reply.status if isinstance(reply, Reply) and reply.is_unauthorised else None
+
+
+def _of_reports(url: str, reply: Reply | NoReply) -> Finding:
+    if (refused := _refused(reply)) is not None:
+        text = f"the hub answers, and does not take this token for a follower's reports ({refused})"
+        return failed(CheckName.UPSTREAM, url, text, _LET_IN)
+    if isinstance(reply, Reply) and reply.is_incomplete:
+        return good(CheckName.UPSTREAM, url, "the hub answers, and takes this token, or none")
+    what = reply.reason if isinstance(reply, NoReply) else f"it answered {reply.status}"
+    text = f"the hub answers, and whether it takes a follower's reports is not known: {what}"
+    return unknown(CheckName.UPSTREAM, url, text, "run the same refitd here and there, and see its log")
+
+
+def _of_runs(url: str, runs: Sequence[RunGlance], run: str | None) -> Finding:
+    names = sorted(glance.run for glance in runs)
+    listed = ", ".join(names)
+    if run is not None and run not in names:
+        there = f"it has {listed}" if names else "it has none"
+        text = f"the hub has no run {run}: {there}"
+        return warning(
+            CheckName.UPSTREAM, url, text, "correct --run, or publish to that run: until then nothing is pulled"
+        )
+    if run is None and len(names) > 1:
+        return failed(CheckName.UPSTREAM, url, f"the hub has several runs: {listed}", "name one with --run")
+    if not names:
+        fix = "publish to the hub: until then nothing is pulled"
+        return warning(CheckName.UPSTREAM, url, "the hub has no run yet", fix)
+    return good(CheckName.UPSTREAM, url, f"the hub has the run to follow: {run or names[0]}")

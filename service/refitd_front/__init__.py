@@ -1,0 +1,1 @@
+"""Ring 4: servers that speak the protocols of trainers, in the engines' place."""

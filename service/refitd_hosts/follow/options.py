@@ -1,0 +1,64 @@
+"""The settings of `refitd serve` that are about following an upstream."""
+
+import socket
+from pathlib import Path
+from typing import Annotated
+from uuid import uuid4
+
+from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from refitd.text import advertised_url
+from refitd_hosts.follow.connecting import check_upstream
+from refitd_hosts.follow.upstream import FollowerIdentity
+
+
+def _split(value: object) -> object:
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+class FollowSettings(BaseSettings):
+    """What is followed, and what this service tells its upstream of itself."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="REFITD_", env_ignore_empty=True, frozen=True, extra="forbid", hide_input_in_errors=True
+    )
+
+    follow: Annotated[list[str], NoDecode, BeforeValidator(_split)] = Field(
+        default=[],
+        description="Upstream that versions are pulled from, in place of a trainer: the URL of another refitd or of an "
+        "object store; of several the next one when one is gone (comma-separated in the environment)",
+    )
+    follow_token_file: Path | None = Field(default=None, description="File with the bearer token for the upstream")
+    follower: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=200,
+        description="Name of this follower at its upstream (default: the host's name and the port)",
+    )
+    follow_freely: bool = Field(
+        default=False,
+        description="Go to the run's target at once, by this host's own settings, where the hub would say when",
+    )
+    advertise: Annotated[str, AfterValidator(advertised_url)] | None = Field(
+        default=None,
+        description="URL by which others reach this service as one of a group (default: its --host, or this machine's "
+        "name)",
+    )
+
+    def check_follow(self) -> None:
+        """Refuse upstreams that are none, and settings of a follower without an upstream.
+
+        Raises:
+            ValueError: with a sentence that names the setting.
+        """
+        for url in self.follow:
+            check_upstream(url)
+        if not self.follow and (set_ := self.model_fields_set & {"follow_token_file", "follower", "follow_freely"}):
+            flag = "--" + min(set_).replace("_", "-")
+            raise ValueError(f"{flag} is for a service that follows an upstream: add --follow URL")
+
+    def identity(self, port: int) -> FollowerIdentity:
+        """What this service tells its upstream of itself. `port` is the one that it listens on."""
+        name = self.follower or f"{socket.gethostname()}:{port}"
+        return FollowerIdentity(name=name, process=uuid4().hex)

@@ -5,7 +5,7 @@
 #   V=1                 what tests print, also of stages that pass
 #   ARGS='-k rollback -x'         further arguments of pytest, of the demo or of the benchmark
 .DEFAULT_GOAL := help
-.PHONY: help demo unit test reliability thorough check simulation fuzz soak chaos bench bench-paint bench-gpu bench-gpu2 bench-plan density sglang vllm lowest areal trainers plugin-releases browser screenshots demo-svg docs docs-links reference clean
+.PHONY: help demo unit test reliability thorough check simulation fuzz soak chaos bench bench-paint bench-gpu bench-plan density sglang vllm lowest areal trainers plugin-releases browser screenshots demo-svg docs docs-links reference clean
 .DELETE_ON_ERROR:
 
 PYTHON ?=
@@ -91,14 +91,8 @@ bench-paint: $(READY) ## measure how soon the dashboard shows something, in a re
 	@tests/browser/install .venv
 	@PYTHONPATH=tests:tests/browser $(BIN)/python tests/bench/main.py --only paint $(ARGS)
 
-bench-gpu: $(READY) ## measure publishing from one NVIDIA GPU (TORCH_INDEX=… for a torch with CUDA; ARGS='--engine URL …')
-	@PYTHONPATH=tests/bench $(BIN)/python tests/bench/gpu/main.py --out docs/benchmarks/gpu.json $(ARGS); met=$$?; \
-	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[bench]' && \
-	$(BIN)/python tests/bench/gpu/plot.py docs/benchmarks/gpu.json docs/benchmarks/gpu.svg && exit $$met
-
-bench-gpu2: $(READY) ## measure trainer and engine on a GPU each, peers beside (ARGS='--engine URL --engine-model DIR')
-	@PYTHONPATH=tests/bench $(BIN)/python tests/bench/gpu/main.py --models --device 1 --only loop peers \
-	  --out docs/benchmarks/gpu2.json $(ARGS)
+bench-gpu: $(READY) ## measure a trainer on a GPU and its engine, and what else moves weights (ARGS='--engine URL --engine-model DIR')
+	@PYTHONPATH=tests/bench $(BIN)/python tests/bench/gpu/main.py --out build/gpu.json $(ARGS)
 
 bench-plan: ## hold 'refitd plan' against what NVML shows of a real SGLang and a trainer (SGLANG_PYTHON=its Python)
 	@PYTHONPATH=client:service$${PYTHONPATH:+:$$PYTHONPATH} $(SGLANG_PYTHON) tests/bench/gpu_plan.py $(ARGS)

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-_OF_OTHER_EXTRAS = ("psycopg", "zstandard", "opentelemetry.sdk", "opentelemetry.exporter", "ray", "matplotlib")
+_OF_OTHER_EXTRAS = ("psycopg", "zstandard", "opentelemetry.sdk", "opentelemetry.exporter", "ray")
 _OF_THE_SERVICE = ("fastapi", "starlette", "uvicorn", "sqlalchemy", "typer", "obstore", "pydantic")
 _BLOCKED = """
 import importlib, sys

@@ -25,7 +25,6 @@ VERBS = [
     "bench",
     "bench-paint",
     "bench-gpu",
-    "bench-gpu2",
     "bench-plan",
 ]
 VERBS += [

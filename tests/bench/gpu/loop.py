@@ -26,9 +26,7 @@ PATIENCE = 120.0  # seconds
 
 
 def loop(setting: Setting) -> list[Row]:
-    """Nothing without an engine; else both loops, each with weights that differ every time."""
-    if setting.engine is None or setting.engine_model is None:
-        return []
+    """Both loops, each with weights that differ every time."""
     weights = loaded(setting.engine_model)
     today = _today(setting, weights, setting.engine)
     whole, held, service = _refitd(setting, weights, setting.engine, setting.engine_model)

@@ -1,10 +1,10 @@
-"""`make bench-gpu`: publishing from one GPU, and what engines make of it; prints a table, writes JSON.
+"""`make bench-gpu`: the whole way from a trainer's GPU to an engine's answer, and what else moves weights there.
 
-    python tests/bench/gpu/main.py [--models 1.5B 7B] [--only SCENARIO …] [--out FILE] [--folder DIR]
-        [--engine URL --engine-model DIR] [--device N]
+    python tests/bench/gpu/main.py --engine URL --engine-model DIR [--only loop peers]
+        [--out FILE] [--folder DIR] [--device N]
 
-DIR is on a tmpfs, /dev/shm by default. With `--engine`, a running SGLang with the weights of `--engine-model`, the
-whole loop is measured as well. Exit status 1 when a limit is missed. `plot.py` draws the JSON.
+URL is of a running SGLang that was started with the model in DIR. The folder is on a tmpfs, /dev/shm by default. Exit
+status 1 when a limit is missed.
 """
 
 import argparse
@@ -17,21 +17,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from bus import bus
-from deltas import deltas
-from full import full
 from loop import loop
 from machine import machine
 from peers import peers
 from rows import Row
 from setting import Setting
-from shapes import MODELS
 
-SCENARIOS: dict[str, Callable[[Setting], list[Row]]] = {"bus": bus, "full": full, "delta": deltas}
-"""In this order, for each model. `bus` comes first: limits are multiples of its copy."""
-
-WITH_ENGINE: dict[str, Callable[[Setting], list[Row]]] = {"loop": loop, "peers": peers}
-"""Once, with the engine's own model. `peers` comes last: it may leave the engine with a broken group."""
+SCENARIOS: dict[str, Callable[[Setting], list[Row]]] = {"loop": loop, "peers": peers}
+"""`peers` comes last: it may leave the engine with a broken group."""
 
 
 def main() -> int:
@@ -39,36 +32,19 @@ def main() -> int:
     arguments = _arguments()
     torch.cuda.set_device(arguments.device)
     rows: list[Row] = []
-    for model in arguments.models:
-        weights = MODELS[model].weights()
-        with tempfile.TemporaryDirectory(prefix="refitd-bench-", dir=arguments.folder) as folder:
-            setting = Setting(model=model, weights=weights, folder=Path(folder), rounds=arguments.rounds)
-            for name, scenario in SCENARIOS.items():
-                if name in arguments.only or name == "bus":
-                    rows += _shown(scenario(setting))
-                    _write(arguments.out, rows)
-        del weights, setting
-        torch.cuda.empty_cache()
-    if arguments.engine is not None:
-        with tempfile.TemporaryDirectory(prefix="refitd-bench-", dir=arguments.folder) as folder:
-            setting = Setting(
-                model="", weights={}, folder=Path(folder), rounds=arguments.rounds, engine=arguments.engine,
-                engine_model=arguments.engine_model,
-            )  # fmt: skip
-            for name, scenario in WITH_ENGINE.items():
-                if name in arguments.only:
-                    rows += _shown(scenario(setting))
-                    _write(arguments.out, rows)
+    with tempfile.TemporaryDirectory(prefix="refitd-bench-", dir=arguments.folder) as folder:
+        setting = Setting(Path(folder), arguments.rounds, arguments.engine, arguments.engine_model)
+        for name in arguments.only:
+            rows += _shown(SCENARIOS[name](setting))
+            _write(arguments.out, rows)
     return 0 if all(row.limit is None or row.p50 <= row.limit for row in rows) else 1
 
 
 def _arguments() -> argparse.Namespace:
-    every = [*SCENARIOS, *WITH_ENGINE]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="*", choices=MODELS, default=["1.5B", "7B"])
-    parser.add_argument("--only", nargs="*", choices=every, default=every)
-    parser.add_argument("--engine", help="URL of a running SGLang")
-    parser.add_argument("--engine-model", type=Path, help="folder of the model that it was started with")
+    parser.add_argument("--only", nargs="*", choices=SCENARIOS, default=list(SCENARIOS))
+    parser.add_argument("--engine", required=True, help="URL of a running SGLang")
+    parser.add_argument("--engine-model", type=Path, required=True, help="folder of the model that it was started with")
     parser.add_argument("--device", type=int, default=0, help="the trainer's GPU; the engine has the first one")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--out", type=Path, help="where to write the JSON")

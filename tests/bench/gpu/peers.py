@@ -28,9 +28,6 @@ WARM = 2
 
 
 def peers(setting: Setting) -> list[Row]:
-    """Nothing without an engine."""
-    if setting.engine is None or setting.engine_model is None:
-        return []
     weights = loaded(setting.engine_model)
     name = setting.engine_model.name
     rows: list[Row] = []
@@ -57,7 +54,6 @@ def _peers(setting: Setting) -> Iterator[tuple[str, Rounds]]:
 
 def _by(backend: str, send: Callable[[Group, Weights], None]) -> Rounds:
     def rounds(setting: Setting, weights: Weights) -> Iterator[float]:
-        assert setting.engine is not None
         with joined(setting.engine, backend, timedelta(seconds=PATIENCE)) as group:
             for number in range(WARM + setting.rounds):
                 change(weights, 0.01)
@@ -87,7 +83,6 @@ def _checkpoint_engine(setting: Setting, weights: Weights) -> Iterator[float]:
     """As its documentation has it: a shared pool of page-locked memory, which is made in the first round."""
     from checkpoint_engine.ps import ParameterServer  # pyright: ignore[reportMissingImports] - where it is installed
 
-    assert setting.engine is not None
     mine = torch.cuda.current_device()
     with _alone(), httpx.Client(base_url=setting.engine, timeout=PATIENCE, trust_env=False) as http:
         server: Any = ParameterServer(auto_pg=True)

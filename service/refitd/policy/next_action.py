@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from refitd.policy.contest import gives_up
+from refitd.policy.strategy import has_given_up
 from refitd.state.records import EngineRecord
 from refitd.state.version import VersionRecord
 from refitd_client.backoff import backoff
@@ -177,7 +178,8 @@ def repair_with(engine: EngineRecord, goals: Goals) -> VersionRecord | None:
     ):
         return goals.loadable
     for version in (goals.loadable, goals.last_good):
-        if version is not None and version.id in goals.recorded:
+        # What it has given up may be refuted by a record of its own that was wrong.
+        if version is not None and version.id in goals.recorded and not has_given_up(engine, version):
             return version
     return goals.loadable or goals.last_good
 

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import sqlite3
+from collections import Counter
 from collections.abc import Collection, Coroutine, Iterable
 from contextlib import closing, suppress
 from pathlib import Path
@@ -255,6 +256,18 @@ class Place:
         """Whether an alert asks the operator to do something for an engine, which was not done before."""
         asks = engine.state in {EngineState.QUARANTINED, EngineState.CONTESTED} or self.is_held(engine)
         return asks and f"{self.name} {engine.id} {engine.state}" not in tended
+
+    def lone_witnesses(self) -> list[EngineRecord]:
+        """Engines that are given up since they contradict a lie of their own, and no other engine is of their kind."""
+        engines = [] if self.life is None else list(self.life.store.engines.values())
+        kinds = Counter(each.seen.configuration for each in engines)
+        gave_other = "are not those that a clean load of this version gave"
+        return [
+            each
+            for each in engines
+            if each.state is EngineState.QUARANTINED and (each.reason or "").endswith(gave_other)
+            if kinds[each.seen.configuration] == 1 and self.promises.has_lied(each)
+        ]
 
     def is_held(self, engine: EngineRecord) -> bool:
         """Whether it is left alone as one that is asleep or that another has paused: it does not tell which.

@@ -293,6 +293,10 @@ class Promises(Observer):
         good = {BASE}.union(self._others, *self._contents.values(), *self._lent.values())
         assert contents <= good, f"2: {server.name} answers with {server.tensors}, which is no good version"
 
+    def has_lied(self, engine: EngineRecord) -> bool:
+        """Whether an engine has ever given wrong checksums."""
+        return engine.id in self._lied
+
     def _note_liars(self) -> None:
         self._lied.update(f"{server.name}:1" for server in self._world.servers.values() if server.lies)
 

@@ -192,3 +192,14 @@ def test_an_engine_of_a_host_stays_at_what_it_serves_when_the_hub_bars_what_is_n
         story.somebody_is_killed_in_a_pull(host=3, after=1.0, hub=False, delta=False)
         story.roll_back()
         world.heal()
+
+
+def test_the_only_engine_of_its_kind_that_has_lied_about_a_version_serves_the_next_one() -> None:
+    """Its own record refutes each clean load of the version. When it was restarted it was repaired with that version
+    again, as the one on record, and the others waited for it in turns.
+    """
+    with closing(World(1495276456, strategy=StrategyName.ROLLING, vllm="abc")) as world:
+        story = Story(world)
+        story.witness_lies(name="b", seconds=20.0)
+        story.resync(name="b")
+        world.heal()

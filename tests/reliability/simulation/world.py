@@ -404,9 +404,20 @@ class World(Place):
             if True not in [self._tend(place, tended) or place.repairs for place in self.places]:
                 break
             self.wait(self.heal_seconds[-1])
+        self._refute_lone_witnesses()
         self.wait(self.heal_seconds[0])
         for place in self.places:
             place.promises.hold_in_the_end()
+
+    def _refute_lone_witnesses(self) -> None:
+        """The only engine of its kind lied about a version, and contradicts its own record since. The next version and a
+        restart end that, as the runbook says.
+        """
+        lone = [(place, each) for place in self.places for each in place.lone_witnesses()]
+        if lone:
+            self.publish(Make.GOOD, announce=True)
+            self._restart([place.server_of(each) for place, each in lone])
+            self.wait(self.heal_seconds[-1])
 
     def _tend(self, place: Place, tended: set[str]) -> bool:
         """Do what alerts ask an operator to do for a host's engines; whether any asked that had not asked before."""

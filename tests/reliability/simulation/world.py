@@ -410,8 +410,9 @@ class World(Place):
             place.promises.hold_in_the_end()
 
     def _refute_lone_witnesses(self) -> None:
-        """The only engine of its kind lied about a version, and contradicts its own record since. The next version and a
-        restart end that, as the runbook says.
+        """The only engine of its kind lied about a version, and contradicts its own record since.
+
+        As the runbook says, the next version and a restart end that.
         """
         lone = [(place, each) for place in self.places for each in place.lone_witnesses()]
         if lone:

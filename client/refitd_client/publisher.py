@@ -262,7 +262,6 @@ class RunPublisher:
             options.delta_rules,
             partial(ask_base, connection, run) if target is None else target.base,
             stream=options.shadow == "stream",
-            compress=options.compress_deltas,
         )
         self._turn = Turn()
         self._background = Background()

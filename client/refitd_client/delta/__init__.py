@@ -1,6 +1,6 @@
 """Sparse deltas: what changed since a version that engines serve, in a format of its own (docs/delta-format.md).
 
-`change` compares and applies, `writer` and `reader` are the file. `maker` does it all for the publisher.
+`change` compares and applies, `head`, `writer` and `reader` are the file. `maker` does it all for the publisher.
 Importing this package imports no torch.
 """
 
@@ -15,13 +15,11 @@ from refitd_client.delta.change import (
     index_type,
     union,
 )
-from refitd_client.delta.layout import Compression
 from refitd_client.delta.reader import DeltaFile, parse_delta, read_delta
 from refitd_client.delta.writer import EncodedDelta, encode
 
 __all__ = [
     "Change",
-    "Compression",
     "Delta",
     "DeltaFile",
     "DeltaRefusedError",

@@ -5,9 +5,10 @@ which base.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import islice
 from math import prod
 from threading import Event
 from typing import Any, cast
@@ -110,34 +111,46 @@ def union(parts: list[Indices]) -> Indices:
     return merged[is_first]
 
 
-def together(arrays: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
-    """One view over flat arrays of one type that follow each other in memory; None where they do not.
+def rows_in_memory(arrays: Sequence[NDArray[Any]]) -> Iterator[NDArray[Any]]:
+    """Flat arrays of one type, without a copy: those that follow each other in memory as one view.
 
-    A delta's arrays lie so in its file. One numpy operation on all of them is better than one on each: beside a busy
-    Python thread each operation costs a wait for the interpreter's lock.
+    A delta's arrays lie so in its file, and as a GPU has sent them. One numpy operation on all of them is better than
+    one on each: beside a busy Python thread each operation costs a wait for the interpreter's lock.
     """
-    if not arrays:
-        return None
-    first = arrays[0]
-    kind, strides, base, owner = first.dtype, first.strides, first.base, _memory_owner(first)
-    if strides != (kind.itemsize,):
-        return None
-    at = int(first.__array_interface__["data"][0])
-    for array in arrays:
-        begin, at = at, at + array.nbytes
-        if array.dtype != kind or array.strides != strides or array.__array_interface__["data"][0] != begin:
-            return None
-        # Neighbours by chance are freed separately.
-        if (base is None or array.base is not base) and _memory_owner(array) != owner:
-            return None
-    total = sum(len(array) for array in arrays)
-    return np.lib.stride_tricks.as_strided(arrays[0], shape=(total,), strides=(arrays[0].itemsize,))
+    first, end = 0, 0
+    for number, array in enumerate(arrays):
+        if number and not (array.__array_interface__["data"][0] == end and _is_next(arrays[first], array)):
+            yield _as_one(arrays[first:number])
+            first = number
+        end = int(array.__array_interface__["data"][0]) + array.nbytes
+    if arrays:
+        yield _as_one(arrays[first:])
+
+
+def together(arrays: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
+    """One view over all of these; None where they do not follow each other in memory."""
+    rows = list(islice(rows_in_memory(arrays), 2))
+    return rows[0] if len(rows) == 1 and rows[0].flags.c_contiguous else None
 
 
 def in_a_row(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
     """Flat arrays of one type as one: without a copy where they follow each other in memory."""
     there = together(arrays)
     return np.concatenate(arrays) if there is None else there
+
+
+def _is_next(first: NDArray[Any], array: NDArray[Any]) -> bool:
+    """Whether both are parts of one memory: neighbours by chance are freed separately."""
+    if array.dtype != first.dtype or not array.flags.c_contiguous or not first.flags.c_contiguous:
+        return False
+    return (first.base is not None and array.base is first.base) or _memory_owner(array) == _memory_owner(first)
+
+
+def _as_one(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    if len(arrays) == 1:
+        return arrays[0]
+    total = sum(len(array) for array in arrays)
+    return np.lib.stride_tricks.as_strided(arrays[0], shape=(total,), strides=(arrays[0].itemsize,))
 
 
 def _memory_owner(array: NDArray[Any]) -> int:
@@ -271,17 +284,8 @@ class Full:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class FromBase:
-    """Publish a delta against version `base`."""
-
-    base: str
-
-
-def plan_delta(
-    base: str | Full, changed: int, since_anchor: int, rules: DeltaRules, *, elements: int
-) -> FromBase | Full:
-    """Decide between a delta and a full version.
+def plan_delta(base: str | Full, changed: int, since_anchor: int, rules: DeltaRules, *, elements: int) -> str | Full:
+    """Decide between a delta, by the id of its base, and a full version.
 
     `base` is the id of a version that engines serve and all changes since which are known, or why there is none; since
     then `changed` of all `elements` changed. `since_anchor` versions were published since the last full one.
@@ -294,7 +298,7 @@ def plan_delta(
         return Full(
             f"{changed / max(1, elements):.2%} of all elements changed since {base}, more than {rules.threshold:.2%}"
         )
-    return FromBase(base)
+    return base
 
 
 def last_served(engines: Iterable[Engine], run: str) -> str | Full:

@@ -1,8 +1,12 @@
-"""The header of a delta from an untrusted writer, checked before a byte of the data is read.
+"""The header of a delta's file, `weights.refit-delta`, and its checks. docs/delta-format.md specifies the file.
 
-It says where each tensor's indices and values lie, and how many there are. All of it is checked against the file's
-size, and the counts against the tensors' shapes, so readers know how much memory each part takes before they take any.
-Names and records are parsed one after another: a header takes a few times its own size in memory and never more.
+The file is a safetensors file in all but its name, so any safetensors library reads it and no engine takes it for a
+checkpoint. For a tensor `w` that changed there are `indices:w` and `values:w`; its dtype, shape and fingerprints are in
+the metadata. The last 16 bytes, tensor `digest`, are the digest of all bytes before them, by blocks as in manifests.
+
+A header from an untrusted writer is checked before a byte of the data is read: against the file's size, and its counts
+against the tensors' shapes. So readers know how much memory each part takes before they take any. Names and records are
+parsed one after another: a header takes a few times its own size in memory and never more.
 """
 
 import os
@@ -16,38 +20,51 @@ from typing import TypeVar
 import msgspec
 
 from refitd_client.checkpoint import header
-from refitd_client.checkpoint.header import METADATA_KEY, OBJECTS, STRINGS, PairsRefusedError, pairs, text
+from refitd_client.checkpoint.header import METADATA_KEY, OBJECTS, STRINGS, Entry, PairsRefusedError, pairs, text
 from refitd_client.contract.decoding import converted, from_json, json_decoder
 from refitd_client.contract.naming import NO_NAME, is_tensor_name, parse_version_id
 from refitd_client.delta.change import DeltaRefusedError, elements_of, index_type
-from refitd_client.delta.layout import (
-    DIGEST,
-    DIGEST_ENTRY,
-    ENCODING,
-    FORMAT,
-    INDICES,
-    MAX_DIMENSIONS,
-    MAX_HEADER_BYTES,
-    MAX_SIZE,
-    MAX_TENSORS,
-    MAX_UNPACKED_BYTES,
-    UNSIGNED,
-    VALUES,
-    Compression,
-    Metadata,
-    TensorRecord,
-    packed_bytes,
-)
 from refitd_client.files.plain_file import read_at
 from refitd_client.fingerprint import width_of
 
+FORMAT = "refit-delta/2"
+ENCODING = "flat"  # indices as they are
+COMPRESSION = "none"
+INDICES, VALUES, DIGEST = "indices:", "values:", "digest"
+DIGEST_ENTRY = Entry(name=DIGEST, dtype="U8", shape=(16,))
 DIGEST_BYTES = DIGEST_ENTRY.nbytes
+UNSIGNED = {1: "U8", 2: "U16", 4: "U32", 8: "U64"}
+
+MAX_HEADER_BYTES = 32 * 2**20
+MAX_TENSORS = 100_000
+_MAX_SIZE = 2**62
+_MAX_DIMENSIONS = 32
 _FINGERPRINTS = re.compile(r"[0-9a-f]{16} [0-9a-f]{16}")
 _JSON_AT_ONCE = 2**20  # bytes of JSON: at most some hundred thousand keys, 40 MB
 _FOREIGN_SHOWN = 100  # characters of foreign text that an error message repeats
-_WIDTHS = {name: width for width, name in UNSIGNED.items()}
 
 _KindT = TypeVar("_KindT")
+
+
+class TensorRecord(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True, gc=False):
+    """One tensor in the metadata's `tensors`."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    changed: int
+    base: str
+    result: str
+
+
+class Metadata(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """`__metadata__`: texts only, as safetensors requires. `tensors` is JSON, name → `TensorRecord`."""
+
+    format: str
+    base: str
+    version: str
+    encoding: str
+    compression: str
+    tensors: str
 
 
 class _Place(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -141,7 +158,7 @@ def _parse(data: bytes, size: int) -> Head:
     except PairsRefusedError as error:
         raise DeltaRefusedError(f"its header does not parse: {_shown(error)}") from error
     begin = 8 + len(data)
-    _check_places(places, rows, metadata, size - begin)
+    _check_places(places, rows, size - begin)
     found = ((name, place.data_offsets) for name, place in places.items())
     spans = {name: (begin + first, begin + end) for name, (first, end) in found}
     return Head(metadata=metadata, rows=rows, places=spans, source=data, size=size)
@@ -201,9 +218,10 @@ def _metadata(value: bytes) -> Metadata:
             f"its format is {_shown(metadata.format)}, and this refitd reads {FORMAT}: publish a full version, and "
             "bring trainer and service to one version of refitd"
         )
-    if metadata.encoding != ENCODING:
+    if (metadata.encoding, metadata.compression) != (ENCODING, COMPRESSION):
+        written = f"{_shown(metadata.encoding)} and compression {_shown(metadata.compression)}"
         raise DeltaRefusedError(
-            f"its indices are written as {_shown(metadata.encoding)}, and this refitd reads {ENCODING}, as it writes "
+            f"its indices are written as {written}, and this refitd reads {ENCODING} and {COMPRESSION}, as it writes "
             "them: publish a full version"
         )
     for what, id_ in (("base", metadata.base), ("version", metadata.version)):
@@ -253,7 +271,7 @@ def _check_row(name: str, row: TensorRecord) -> None:
         raise DeltaRefusedError(f"{named(name)} has a name that is {NO_NAME}")
     if row.dtype not in header.BITS:
         raise DeltaRefusedError(f"{named(name)} has dtype {_shown(row.dtype)!r}, which no version has")
-    if len(row.shape) > MAX_DIMENSIONS or not _is_possible(row.dtype, row.shape):
+    if len(row.shape) > _MAX_DIMENSIONS or not _is_possible(row.dtype, row.shape):
         raise DeltaRefusedError(f"{named(name)} has an impossible shape")
     elements = elements_of(row.dtype, row.shape)
     if not 0 < row.changed <= elements:
@@ -265,18 +283,17 @@ def _check_row(name: str, row: TensorRecord) -> None:
 @lru_cache(1024)  # a model's tensors have few shapes; a foreign one is as short as these
 def _is_possible(dtype: str, shape: tuple[int, ...]) -> bool:
     """Whether a version may have a tensor of this kind."""
-    if not all(0 <= size <= MAX_SIZE for size in shape):
+    if not all(0 <= size <= _MAX_SIZE for size in shape):
         return False
-    return prod(shape) <= MAX_SIZE and not prod(shape) * header.BITS[dtype] % 8
+    return prod(shape) <= _MAX_SIZE and not prod(shape) * header.BITS[dtype] % 8
 
 
-def _check_places(
-    places: Mapping[str, _Place], rows: Mapping[str, TensorRecord], metadata: Metadata, body: int
-) -> None:
+def _check_places(places: Mapping[str, _Place], rows: Mapping[str, TensorRecord], body: int) -> None:
     """Check that the entries are exactly those of the records, and fill the `body` bytes of data without a hole."""
     expected = {DIGEST: (DIGEST_ENTRY.dtype, DIGEST_BYTES)}
     for name, row in rows.items():
-        _expect(expected, name, row, places, metadata)
+        index_dtype, value_dtype = _entry_types(row.dtype, row.shape)
+        expected[INDICES + name], expected[VALUES + name] = (index_dtype, row.changed), (value_dtype, row.changed)
     if expected.keys() != places.keys():
         odd = named(min(expected.keys() ^ places.keys()))
         raise DeltaRefusedError(f"it has other data than its list of tensors says: {odd}")
@@ -292,44 +309,12 @@ def _check_places(
         raise DeltaRefusedError(f"its header speaks of {reached} bytes of data with a digest at the end; it has {body}")
 
 
-def _expect(
-    expected: dict[str, tuple[str, int]],
-    name: str,
-    row: TensorRecord,
-    places: Mapping[str, _Place],
-    metadata: Metadata,
-) -> None:
-    """Add the dtypes and lengths of a tensor's two entries."""
-    indices, values = INDICES + name, VALUES + name
-    index_dtype, value_dtype, width = _entry_types(row.dtype, row.shape)
-    if metadata.compression is Compression.ZSTD:  # only the data knows how long it is
-        for each, size in ((indices, row.changed * _WIDTHS[index_dtype]), (values, row.changed * width)):
-            expected[each] = "U8", _packed_length(each, places, size)
-    else:
-        expected[indices], expected[values] = (index_dtype, row.changed), (value_dtype, row.changed)
-
-
 @lru_cache(1024)
-def _entry_types(dtype: str, shape: tuple[int, ...]) -> tuple[str, str, int]:
-    """The dtypes of a tensor's indices and values as they are in memory, and the bytes of a value."""
+def _entry_types(dtype: str, shape: tuple[int, ...]) -> tuple[str, str]:
+    """The dtypes of a tensor's indices and values as they are in memory."""
     width = width_of(dtype)
     index_dtype = UNSIGNED[index_type(elements_of(dtype, shape))().itemsize]
-    return index_dtype, dtype if header.BITS[dtype] == 8 * width else UNSIGNED[width], width
-
-
-def _packed_length(name: str, places: Mapping[str, _Place], unpacked: int) -> int:
-    """The length of compressed data that takes `unpacked` bytes without compression."""
-    place = places.get(name)
-    if place is None or len(place.shape) != 1 or place.shape[0] < 0:
-        raise DeltaRefusedError(f"{named(name)} is not there, or is no row of bytes")
-    if unpacked > MAX_UNPACKED_BYTES:
-        raise DeltaRefusedError(
-            f"{named(name)} takes {unpacked} bytes unpacked; of compressed data at most {MAX_UNPACKED_BYTES} are "
-            "unpacked at a time: publish in full, or without compression"
-        )
-    if place.shape[0] > packed_bytes(unpacked):
-        raise DeltaRefusedError(f"{named(name)} has {place.shape[0]} compressed bytes for {unpacked}")
-    return place.shape[0]
+    return index_dtype, dtype if header.BITS[dtype] == 8 * width else UNSIGNED[width]
 
 
 def _shown(what: object) -> str:

@@ -28,18 +28,16 @@ from refitd_client.delta.change import (
     Change,
     ChangeHistory,
     Delta,
-    DeltaRefusedError,
     DeltaRules,
-    FromBase,
     Full,
     StepChanges,
     elements_of,
     last_served,
     plan_delta,
 )
-from refitd_client.delta.layout import ENCODING, Compression
+from refitd_client.delta.head import COMPRESSION, ENCODING
 from refitd_client.delta.shadow import OTHERS, SelfCompared, ShadowDiff, Shadows, VersionShadows
-from refitd_client.delta.writer import EncodedDelta, encode, fits_surely, write_parts
+from refitd_client.delta.writer import EncodedDelta, encode, fits_header, write_parts
 from refitd_client.errors import ServiceError
 from refitd_client.http.connection import Connection
 from refitd_client.http.publisher_client import open_client
@@ -138,7 +136,8 @@ class DeltaWeights:
 class _Memory:
     """What the maker knows of the versions so far. `next` is the step that was planned and is not committed yet.
 
-    `most` is how many elements a delta may list. `fits` says that any delta of these tensors can be encoded.
+    `most` is how many elements a delta may list. `fits`: the header of any delta of these tensors is one that
+    readers take.
     """
 
     entries: dict[str, Entry]
@@ -155,11 +154,10 @@ class _Memory:
 class DeltaMaker:
     """A publisher's maker of deltas. `ask_base` returns what engines serve, or why that is not known."""
 
-    def __init__(self, rules: DeltaRules, ask_base: Callable[[], str | Full], *, stream: bool, compress: bool) -> None:
+    def __init__(self, rules: DeltaRules, ask_base: Callable[[], str | Full], *, stream: bool) -> None:
         self._rules = rules
         self._ask_base = ask_base
         self._stream = stream
-        self._compression = Compression.ZSTD if compress else Compression.NONE
         self._memory: _Memory | None = None
         self._forgotten = FIRST
         self._refused: str | None = None
@@ -215,7 +213,7 @@ class DeltaMaker:
             elements=elements,
             most=self._rules.most(elements),
             shadows=shadows,
-            fits=fits_surely(entries.values(), self._compression),
+            fits=fits_header(entries.values()),
         )
         return PlannedContent(content=partial(_in_full, content, full, shadows), why_full=why)
 
@@ -235,16 +233,17 @@ class DeltaMaker:
         planned = self._plan(memory, step, diff.count, query.answer())
         memory.next = None if diff.count > memory.most else step  # indices of everything are not worth keeping
         density = diff.count / max(1, memory.elements)
-        if isinstance(planned, FromBase):
-            planned = self._delta(memory, step, planned.base, diff)
         memory.next_is_full = isinstance(planned, Full)
         if isinstance(planned, Full):
             whole = partial(_in_full, content, full, memory.shadows)
             return PlannedContent(content=whole, why_full=planned.why, density=density)
-        return PlannedContent(content=planned, kind=Kind.DELTA, density=density)
+        delta = partial(self._content, memory, step, planned, diff)
+        return PlannedContent(content=delta, kind=Kind.DELTA, density=density)
 
-    def _plan(self, memory: _Memory, step: StepChanges, changed: int, base: str | Full) -> FromBase | Full:
+    def _plan(self, memory: _Memory, step: StepChanges, changed: int, base: str | Full) -> str | Full:
         history = memory.history
+        if not memory.fits:
+            return Full(f"the header of a delta of {len(memory.entries)} tensors may be larger than readers take")
         if isinstance(base, str) and (history is None or not history.knows(base)):
             base = Full(f"{base}, which engines serve, is not among the last versions of this publisher")
         if isinstance(base, str) and history is not None and changed <= memory.most:
@@ -253,17 +252,6 @@ class DeltaMaker:
             if changed > memory.most:  # steps overlap: only now it is worth counting
                 changed = history.since(base, step).changed
         return plan_delta(base, changed, memory.since_anchor, self._rules, elements=memory.elements)
-
-    def _delta(self, memory: _Memory, step: StepChanges, base: str, diff: ShadowDiff) -> Callable[[], Content] | Full:
-        """What makes the delta, or why it cannot be made: that must be known as long as the tensors are there."""
-        make = partial(self._content, memory, step, base, diff)
-        if memory.fits:
-            return make
-        try:
-            made = make()
-        except DeltaRefusedError as error:
-            return Full(str(error))
-        return lambda: made
 
     def _content(self, memory: _Memory, step: StepChanges, base: str, diff: ShadowDiff) -> Content:
         """The delta as a version's content. It has neither index nor companions: those are its base's."""
@@ -288,12 +276,12 @@ class DeltaMaker:
         facts = DeltaFacts(
             file=DELTA_NAME,
             encoding=ENCODING,
-            compression=self._compression.value,
+            compression=COMPRESSION,
             tensors=len(changes),
             changed=since.changed,
             elements=memory.elements,
         )
-        encoded = encode(Delta(base=base, version=step.version, changes=changes), self._compression)
+        encoded = encode(Delta(base=base, version=step.version, changes=changes))
         weights = DeltaWeights(encoded=encoded, entries=list(memory.entries.values()))
         claims = Claims(kind=Kind.DELTA, base=base, fingerprints=_texts(shadows), delta=facts)
         return Content(weights=weights, index=b"", companions=(), claims=claims)

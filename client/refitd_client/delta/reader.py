@@ -4,8 +4,7 @@ In this order: its header against its size (`head.py`), the digest of all its by
 are in strict order and in range. What passes can be applied to tensors of those names, dtypes and shapes as it is.
 
 `parse_delta` has the whole file in memory. `DeltaFile` goes through a file in pieces, with a fixed amount of memory: a
-file with holes takes no room on its disk, and a compressed one little, so neither says what it takes to read them. It
-reads nothing whole but the header, and one tensor at a time of a compressed file (limits in `layout.py`).
+file with holes takes no room on its disk, so its blocks do not say what it takes to read it.
 
 Whether all changes of a file are in order is looked at in stretches of some megabytes, and not tensor by tensor. A
 thread that looks at hundreds of tensors beside busy Python threads waits for the interpreter's lock at each numpy
@@ -28,10 +27,18 @@ from numpy.typing import NDArray
 
 from refitd_client.checkpoint.finite import any_nonfinite, kind_of
 from refitd_client.contract.manifest import BLOCK, combined, digest_of_pieces, in_blocks
-from refitd_client.delta import layout
 from refitd_client.delta.change import Change, Delta, DeltaRefusedError, Indices, elements_of, index_type
-from refitd_client.delta.head import DIGEST_BYTES, Head, head_in, named, read_head
-from refitd_client.delta.layout import INDICES, MAX_HEADER_BYTES, VALUES, Compression, TensorRecord
+from refitd_client.delta.head import (
+    DIGEST_BYTES,
+    INDICES,
+    MAX_HEADER_BYTES,
+    VALUES,
+    Head,
+    TensorRecord,
+    head_in,
+    named,
+    read_head,
+)
 from refitd_client.files.plain_file import fill, opened, read_at
 from refitd_client.fingerprint import Bits, width_of
 from refitd_client.lanes import in_lanes, lanes_for
@@ -155,9 +162,7 @@ class _ValueRun:
 
 
 def _index_runs(head: Head) -> list[_IndexRun] | None:
-    """None where indices are not as they are in memory, or do not lie together."""
-    if head.metadata.compression is not Compression.NONE:
-        return None
+    """None where the indices of one type do not lie together."""
     kinds: dict[type[Any], list[_Span]] = {}
     for name, row in head.rows.items():
         elements = elements_of(row.dtype, row.shape)
@@ -216,11 +221,11 @@ def read_delta(path: Path, *, max_bytes: int = MAX_BYTES) -> Delta:
 def parse_delta(
     data: bytes | memoryview, *, max_bytes: int = MAX_BYTES, digested: bool = False, known: Head | None = None
 ) -> Delta:
-    """Parse the bytes of a delta's file. Arrays of the result share them where they are not encoded.
+    """Parse the bytes of a delta's file. Arrays of the result share them.
 
     Args:
         data: the whole file. It must not change while the delta is used.
-        max_bytes: how much its indices and values may take once they are decoded.
+        max_bytes: how much its indices and values may take.
         digested: whether the bytes were checked against a digest of all of them already, as a manifest has it.
         known: its header, where it was parsed already; it is parsed again if it is another one.
 
@@ -241,9 +246,7 @@ def parse_delta(
 
 
 def check_memory(head: Head, max_bytes: int) -> None:
-    """Check that a delta takes no more than `max_bytes`, before anything is unpacked: a few bytes may claim a terabyte.
-    Raises DeltaRefusedError if it takes more.
-    """
+    """Check that a delta takes no more than `max_bytes`. Raises DeltaRefusedError if it takes more."""
     if head.memory > max_bytes:
         raise DeltaRefusedError(f"it would take {head.memory} bytes of memory; at most {max_bytes} are given to it")
 
@@ -281,48 +284,22 @@ class DeltaFile:
         """A tensor's indices with their new values, in order. Each piece is checked before it is returned.
 
         Raises:
-            DeltaRefusedError: indices are not in strict order, or beyond the tensor, or the data is malformed. The
-                sentence names the tensor.
+            DeltaRefusedError: indices are not in strict order, or beyond the tensor. The sentence names the tensor.
             OSError: the file cannot be read.
         """
-        row, first = self.head.rows[name], 0
-        try:
-            values = _EntryArray(self._fd, self.head, VALUES + name, row.changed, np.dtype(f"<u{width_of(row.dtype)}"))
-            for indices in self._indices(name, row):
-                yield indices, values.part(first, len(indices))
-                first += len(indices)
-        except DeltaRefusedError as error:
-            raise DeltaRefusedError(f"{named(name)} {error}") from error
-
-    def _indices(self, name: str, row: TensorRecord) -> Iterator[Indices]:
-        elements, entry = elements_of(row.dtype, row.shape), INDICES + name
-        kind = index_type(elements)
-        last = -1
-        for indices in _EntryArray(self._fd, self.head, entry, row.changed, np.dtype(kind)).parts():
-            last = _check_order(indices, last, elements)
-            yield indices
-
-
-class _EntryArray:
-    """The numbers of an entry of an open file. Of a compressed one all are in memory, else the part in use."""
-
-    def __init__(self, fd: int, head: Head, name: str, count: int, kind: np.dtype[Any]) -> None:
-        self._fd, self._count, self._kind = fd, count, kind
-        self._begin, end = head.places[name]
-        self._all: NDArray[Any] | None = None
-        if head.metadata.compression is Compression.ZSTD:
-            packed = np.frombuffer(read_at(fd, end - self._begin, self._begin), np.uint8)
-            self._all = layout.unpack(packed, count, kind)
-
-    def part(self, first: int, count: int) -> NDArray[Any]:
-        if self._all is not None:
-            return self._all[first : first + count]
-        begin = self._begin + first * self._kind.itemsize
-        return np.frombuffer(read_at(self._fd, count * self._kind.itemsize, begin), self._kind)
-
-    def parts(self) -> Iterator[NDArray[Any]]:
-        for first in range(0, self._count, AT_A_TIME):
-            yield self.part(first, min(AT_A_TIME, self._count - first))
+        row, last = self.head.rows[name], -1
+        elements, *kinds = _kinds_of(row.dtype, row.shape)
+        for first in range(0, row.changed, AT_A_TIME):
+            count = min(AT_A_TIME, row.changed - first)
+            indices, values = (
+                np.frombuffer(
+                    read_at(self._fd, count * kind.itemsize, self.head.places[entry + name][0] + first * kind.itemsize),
+                    kind,
+                )
+                for entry, kind in zip((INDICES, VALUES), kinds, strict=True)
+            )
+            last = _check_order(name, indices, last, elements)
+            yield indices, values
 
 
 def _check_digest(digest: bytes, blocks: Sequence[Callable[[], bytes]]) -> None:
@@ -337,34 +314,26 @@ def _check_digest(digest: bytes, blocks: Sequence[Callable[[], bytes]]) -> None:
         raise DeltaRefusedError("its digest is not that of its bytes: it is damaged, or was not written to its end")
 
 
-def _check_order(indices: Indices, last: int, elements: int) -> int:
+def _check_order(name: str, indices: Indices, last: int, elements: int) -> int:
     """Check that indices go on from index `last` in strict order, within so many elements. Returns the last of them."""
     if int(indices[0]) <= last or not bool(np.all(indices[1:] > indices[:-1])):
-        raise DeltaRefusedError("has indices that are not in strict order")
+        raise DeltaRefusedError(f"{named(name)} has indices that are not in strict order")
     if int(indices[-1]) >= elements:
-        raise DeltaRefusedError(f"has index {int(indices[-1])}, of {elements} elements")
+        raise DeltaRefusedError(f"{named(name)} has index {int(indices[-1])}, of {elements} elements")
     return int(indices[-1])
 
 
 def _change(name: str, row: TensorRecord, head: Head, file: NDArray[np.uint8], *, is_ordered: bool) -> Change:
     elements, index_kind, value_kind = _kinds_of(row.dtype, row.shape)
-    begin, end = head.places[INDICES + name]
-    indices: Indices = file[begin:end]
-    begin, end = head.places[VALUES + name]
-    values: Bits = file[begin:end]
-    try:
-        if head.metadata.compression is Compression.ZSTD:
-            values = layout.unpack(values, row.changed, value_kind)
-            indices = layout.unpack(indices, row.changed, index_kind)
-        if not is_ordered:
-            _check_order(indices.view(index_kind), -1, elements)
-    except DeltaRefusedError as error:
-        raise DeltaRefusedError(f"{named(name)} {error}") from error
+    indices: Indices = file[slice(*head.places[INDICES + name])].view(index_kind)
+    values: Bits = file[slice(*head.places[VALUES + name])].view(value_kind)
+    if not is_ordered:
+        _check_order(name, indices, -1, elements)
     return Change(
         dtype=row.dtype,
         shape=row.shape,
-        indices=indices.view(index_kind),
-        values=values.view(value_kind),
+        indices=indices,
+        values=values,
         base=int(row.base, 16),
         result=int(row.result, 16),
     )

@@ -106,7 +106,6 @@ class PublishOptions:
         delta_rules: when a delta is worth it, for `transport="delta"`.
         shadow: where the weights published last are kept, for deltas of tensors on a GPU: on the GPU (`gpu`, as much
             memory again), or in host memory, from where they are streamed over the bus (`stream`).
-        compress_deltas: zstd makes them half as large, for a slow network, and slower to make.
         engines: with `mine` the service brings engines to this run while none follows it: those that follow no run, and
             those of runs that are closed (`RefitClient.close_run`). Engines of a run that is not closed stay there.
             Needs `service_url`.
@@ -128,7 +127,6 @@ class PublishOptions:
     fingerprints: bool | None = None
     delta_rules: DeltaRules = field(default_factory=DeltaRules)
     shadow: Literal["gpu", "stream"] = "stream"
-    compress_deltas: bool = False
     engines: Literal["mine"] | None = None
     keep: int = KEEP
     durable: str = "always"

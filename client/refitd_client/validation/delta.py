@@ -25,8 +25,7 @@ from refitd_client.contract.manifest import Manifest, TensorsSummary
 from refitd_client.contract.naming import DELTA_NAME, version_id
 from refitd_client.delta import DeltaFile, DeltaRefusedError
 from refitd_client.delta.change import elements_of
-from refitd_client.delta.head import Head, bytes_of_change
-from refitd_client.delta.layout import MAX_HEADER_BYTES, TensorRecord
+from refitd_client.delta.head import MAX_HEADER_BYTES, Head, TensorRecord, bytes_of_change
 from refitd_client.delta.reader import ChangesSearch
 from refitd_client.lanes import in_lanes, lanes_for
 from refitd_client.validation.contents import ReadingStoppedError

@@ -2,7 +2,6 @@
 
 import tempfile
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from refitd_client.checkpoint.finite import any_nonfinite, kind_of
-from refitd_client.delta import Compression, Delta, DeltaFile, DeltaRefusedError, head, layout, parse_delta
+from refitd_client.delta import Delta, DeltaFile, DeltaRefusedError, head, parse_delta
 from refitd_client.delta import reader as check
 from refitd_client.delta.change import Change
 from refitd_client.delta.writer import encode
@@ -88,18 +87,6 @@ def test_what_was_not_looked_at_is_not_sound() -> None:
     assert not search.is_sound
     search.look(memoryview(data)[search.begin + 8 :], search.begin + 8)
     assert search.is_sound
-
-
-@pytest.mark.skipif(not layout.available(), reason="zstd is not installed")
-def test_a_compressed_delta_is_left_to_the_look_at_each_tensor(tmp_path: Path) -> None:
-    change = Change(
-        dtype="BF16", shape=(9,), indices=np.array([1, 5], np.uint32), values=np.ones(2, np.uint16), base=0, result=1
-    )
-    delta = Delta(base="run~v000001", version="run~v000002", changes={"t": change})
-    path = tmp_path / "delta"
-    path.write_bytes(encode(delta, Compression.ZSTD).to_bytes())
-    with path.open("rb") as file:
-        assert not searched(DeltaFile(file.fileno()), path.read_bytes(), 2**22)
 
 
 def outcome(data: bytes, at_once: int) -> Any:

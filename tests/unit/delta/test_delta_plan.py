@@ -7,7 +7,7 @@ import pytest
 
 from refitd_client.contract.states import EngineState
 from refitd_client.delta import maker as served
-from refitd_client.delta.change import ChangeHistory, DeltaRules, FromBase, Full, StepChanges, last_served, plan_delta
+from refitd_client.delta.change import ChangeHistory, DeltaRules, Full, StepChanges, last_served, plan_delta
 from support.stand_in_service import make_engine
 
 RULES = DeltaRules(threshold=0.1, anchor_every=4)
@@ -15,9 +15,9 @@ BASE = "exp~v000007"
 
 
 def test_little_that_changed_since_a_served_version_is_a_delta() -> None:
-    assert plan_delta(BASE, 1, 0, RULES, elements=100) == FromBase(BASE)
-    assert plan_delta(BASE, 10, 2, RULES, elements=100) == FromBase(BASE)
-    assert plan_delta(BASE, 0, 0, RULES, elements=0) == FromBase(BASE)
+    assert plan_delta(BASE, 1, 0, RULES, elements=100) == BASE
+    assert plan_delta(BASE, 10, 2, RULES, elements=100) == BASE
+    assert plan_delta(BASE, 0, 0, RULES, elements=0) == BASE
 
 
 def test_without_a_base_its_reason_is_the_reason() -> None:

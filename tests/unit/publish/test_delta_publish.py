@@ -22,7 +22,7 @@ from refitd_client.checkpoint.inventory import Reference
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.contract.states import EngineState, Kind
 from refitd_client.contract.wire import Notice, Problem
-from refitd_client.delta import DeltaRules, apply, layout, read_delta
+from refitd_client.delta import DeltaRules, apply, read_delta
 from refitd_client.errors import problem_error
 from refitd_client.fingerprint import fingerprints, to_text
 from refitd_client.validation.examine import structure
@@ -343,20 +343,6 @@ def test_a_service_that_refuses_deltas_gets_no_second_one(
     third = publisher.publish(state, step=3, transport="delta")
     assert third.kind is Kind.FULL
     assert "refuses deltas" in str(third.why_full)
-
-
-@pytest.mark.skipif(not layout.available(), reason="zstd is not installed")
-def test_compressed_deltas_say_so_and_lead_to_the_same(tmp_path: Path, service: StandIn) -> None:
-    state = weights()
-    with WeightPublisher(tmp_path, "run", service.url, options=PublishOptions(compress_deltas=True)) as publisher:
-        serve(service, publisher.publish(state, step=1, transport="delta"))
-        old = copied(state)
-        state["w"][3, 4] = 7
-        second = publisher.publish(state, step=2, transport="delta")
-    manifest = parse_manifest((second.path / "refit.json").read_bytes())
-    assert manifest.delta is not None
-    assert (manifest.delta.encoding, manifest.delta.compression) == ("flat", "zstd")
-    assert same(applied(second, old), state)
 
 
 def test_the_catalog_takes_a_delta_for_no_full_version(

@@ -26,6 +26,7 @@ from refitd.catalog.examining import References
 from refitd.catalog.files import DiskFiles
 from refitd.catalog.intake import Intake
 from refitd.clock import SystemClock
+from refitd.engine.plugin import Leads
 from refitd.engine.registry import connector
 from refitd.engine.wire import Guard
 from refitd.memory import share_arenas
@@ -68,7 +69,6 @@ from refitd_hosts.discovery import parse_place
 from refitd_hosts.discovery.scout import Scout
 from refitd_hosts.follow.composing import compose_follower
 from refitd_hosts.push.pusher import Pusher
-from refitd_inside.client.client import Leads
 from refitd_inside.materialize.disk import DiskCopies
 from refitd_inside.materialize.materializer import BeforeLoad, Materializer, Warmer
 

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from refitd.engine.http import Transport
+from refitd.engine.plugin import Leads, PluginPort, plugins_of
 from refitd.engine.port import EnginePort
 from refitd.engine.wire import Guard
-from refitd_inside.client.channels import SocketList
-from refitd_inside.client.client import Leads, PluginClient
 
 HOST_KIND = "refitd"
 """The name of the kind of hosts, which follow this service and have engines of their own. No setting names one."""
@@ -56,7 +55,7 @@ class EngineServer:
         root: where the server sees the root.
         access: how all engines are driven.
         pair: URLs of the other servers that are updated together with it, as one engine.
-        sockets: those of plugins beneath the root, listed once for all servers.
+        plugins: makes the client of the plugin in one server; None where no server shares anything with others.
     """
 
     url: str
@@ -67,18 +66,15 @@ class EngineServer:
     root: str
     access: EngineAccess
     pair: tuple[str, ...] = ()
-    sockets: SocketList | None = None
+    plugins: Callable[[], PluginPort] | None = None
 
     def transport(self, kind: type[_TransportT], url: str | None = None) -> _TransportT:
         """The way to the server, or to another one of the pair. No connection is opened yet."""
         return kind(url or self.url, api_key=self.api_key, admin_key=self.admin_key, guard=self.guard)
 
-    def plugin(self) -> PluginClient:
+    def plugin(self) -> PluginPort:
         """A client of refitd's plugin in the server."""
-        access = self.access
-        return PluginClient(
-            access.root, allow_dtype_cast=access.allow_dtype_cast, leads=self.leads, sockets=self.sockets
-        )
+        return (self.plugins or plugins_of(self.access, self.leads))()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

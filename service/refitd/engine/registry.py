@@ -30,6 +30,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Val
 
 from refitd.engine.address import check_engine_id, check_url, engine_id
 from refitd.engine.kind import EngineAccess, EngineKind, EngineServer
+from refitd.engine.plugin import Leads, plugins_of
 from refitd.engine.port import (
     ChangeCheck,
     Coming,
@@ -47,8 +48,6 @@ from refitd.engine.vllm import VLLM
 from refitd.engine.wire import Guard
 from refitd.text import plain_refusal
 from refitd_client.contract.naming import check_run
-from refitd_inside.client.channels import SocketList
-from refitd_inside.client.client import Leads
 
 KINDS: tuple[EngineKind, ...] = (SGLANG, VLLM)
 PAUSE_MODES = ("auto", *dict.fromkeys(mode for kind in KINDS for mode in kind.pause_modes))
@@ -258,7 +257,7 @@ def connector(
         leads: what plugins are told of the service that loads their engines.
     """
 
-    sockets = None if access.root is None else SocketList(access.root)
+    plugins = plugins_of(access, leads)
 
     def connect(spec: EngineSpec) -> EnginePort:
         # The service's default keys go only to engines that the operator named.
@@ -272,7 +271,7 @@ def connector(
             root=spec.root or access.path_map or str(access.root),
             access=access,
             pair=spec.pair,
-            sockets=sockets,
+            plugins=plugins,
         )
         able = [kind for kind in kinds if spec.engine in {None, kind.name} and (kind.pairs or not spec.pair)]
         adapters = [kind.connect(server) for kind in able]

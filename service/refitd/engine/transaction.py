@@ -24,6 +24,7 @@ from typing import Protocol, assert_never
 
 from refitd.engine.fingerprints import BY_PLUGIN, alike, by_plugin
 from refitd.engine.http import CallFailure, NoReply, Transport
+from refitd.engine.plugin import PluginPort, PrepareRefused
 from refitd.engine.port import (
     ChangeCheck,
     Coming,
@@ -39,7 +40,6 @@ from refitd.engine.port import (
     Unreached,
 )
 from refitd.engine.replies import Failed, Loaded, Loading, Unclear, Untouched
-from refitd_inside.client.client import PluginClient, PrepareRefused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,7 @@ class Dialect(Protocol):
         """As for `EnginePort`, without what refitd's plugin in the server makes of it."""
         ...
 
-    async def find_plugin(self, plugin: PluginClient) -> None:
+    async def find_plugin(self, plugin: PluginPort) -> None:
         """Find the ranks of refitd's plugin in the server that was probed."""
         ...
 
@@ -186,7 +186,7 @@ class ServerEngine:
         is_unsettled: whether a load was sent whose end is not known.
     """
 
-    def __init__(self, dialect: Dialect, plugin: PluginClient, load_timeout: float) -> None:
+    def __init__(self, dialect: Dialect, plugin: PluginPort, load_timeout: float) -> None:
         self.dialect = dialect
         self.plugin = plugin
         self.load_timeout = load_timeout

@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 import structlog
 
+from refitd.engine.plugin import Leads, leads_as, leads_of
 from refitd.policy.next_action import at_rest_interval
 from refitd.policy.roster import bind, follows, why_unbound
 from refitd.policy.strategy import awaits_check, fault_found, is_through
@@ -27,7 +28,6 @@ from refitd.text import one_line, without_secrets, without_secrets_of
 from refitd.update.targets import Targets
 from refitd_client.contract.states import EngineState, UpdateState
 from refitd_client.http.connection import IDENTITY
-from refitd_inside.client.client import Leads, leads_of, leads_of_group
 
 
 class UpdateController:
@@ -150,7 +150,7 @@ def service_leads(
         return at_rest_interval(probe_interval, len(store.engines))
 
     if group is not None:
-        return leads_of_group(root, *group, probe_interval, apart)
+        return leads_as(root, *group, probe_interval, apart)
     try:
         return leads_of(root, state_folder, probe_interval, apart)
     except OSError as error:

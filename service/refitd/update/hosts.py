@@ -23,6 +23,7 @@ from refitd.clock import Clock
 from refitd.engine.address import check_engine_id
 from refitd.engine.host import SILENT_SECONDS, HostLine, RefitdEngine, of_these
 from refitd.engine.kind import HOST_KIND
+from refitd.engine.plugin import Leads
 from refitd.engine.port import EnginePort
 from refitd.engine.registry import EngineSpec
 from refitd.policy.hosts import stands_of, unknown_at_hub
@@ -34,7 +35,6 @@ from refitd.state.version import VersionRecord
 from refitd_client.bucket.objects import is_bucket_url
 from refitd_client.contract.follow import Following, HostPull, HostReply, HostReport
 from refitd_client.contract.states import EngineState
-from refitd_inside.client.client import Leads
 
 PLACES = 4  # so that the link is full while one host checks what it has, and the next one hears of its turn
 # A host hears of its turn up to a second late: of small versions so many are pulled at a time that a link of 40 Gbit/s,

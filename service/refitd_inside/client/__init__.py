@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from refitd.engine.plugin import Launch
 from refitd.engine.port import LoaderUse
 from refitd_client.contract.decoding import converted
 from refitd_client.contract.manifest import FOREIGN_CHARACTERS
@@ -21,22 +22,6 @@ from refitd_client.contract.plugin import ASIDE, PROTOCOL, Handshake, Receiver
 
 MOST_REASON = 500  # of a rank, in a sentence
 NO_PLUGIN = "no plugin answers for it"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
-    """How an engine was started, by its HTTP API. `spread`: each data-parallel rank has ranks of its own."""
-
-    port: int | None
-    seed: int | None
-    ranks: int = 1
-    dp_ranks: int = 1
-    spread: bool = True
-
-    @property
-    def seats(self) -> int:
-        """How many processes hold weights."""
-        return self.ranks * (self.dp_ranks if self.spread else 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,6 @@ service.
 """
 
 import asyncio
-import os
-import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,67 +25,15 @@ from typing import Any
 
 import msgspec
 
+from refitd.engine.kind import EngineAccess
+from refitd.engine.plugin import Launch, Leads, PluginPort, Preparation, Prepared, PrepareRefused, Unprepared
 from refitd.engine.port import Coming, LoaderUse, Offered, RankProof, Target, VersionFiles
 from refitd_client.contract.decoding import converted
-from refitd_client.contract.plugin import Owner, Receiver, TensorProof
-from refitd_client.files.durable import replace_file
-from refitd_client.files.plain_file import read_plain
-from refitd_inside.client import MOST_REASON, EngineRankGroup, Launch, Member, Stock, shown
+from refitd_client.contract.plugin import Receiver, TensorProof
+from refitd_inside.client import MOST_REASON, EngineRankGroup, Member, Stock, shown
 from refitd_inside.client.channels import ChannelError, Channels, SocketList
 
-SECONDS = 30.0  # of a lease; longer where engines are asked more seldom
-PROBES = 5  # that a lease outlasts at least
 _WITHIN = 2.0  # seconds
-_ID_FILE = "id"
-_ID_BYTES = 64  # bytes
-
-
-def _often() -> float:
-    return 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leads:
-    """A lease: who leads, and for how many seconds at least. `apart` says how many seconds the service lets pass now
-    between two looks at an engine that is at rest.
-    """
-
-    owner: Owner
-    seconds: float = SECONDS
-    apart: Callable[[], float] = _often
-
-    @property
-    def lasts(self) -> float:
-        """Seconds that a lease lasts that is taken or renewed now."""
-        return max(self.seconds, PROBES * self.apart())
-
-
-def leads_of(root: Path, state_folder: Path, probe_interval: float, apart: Callable[[], float] = _often) -> Leads:
-    """Return the lease of the service of a root. Its name is kept in the state folder, made once. Blocks.
-    `state_folder`: the service's own. `probe_interval`: seconds between two looks at an engine, as the operator wants.
-
-    Raises:
-        OSError: the folder cannot be read or written.
-    """
-    owner = Owner(service=_name(state_folder), root=str(root), host=socket.gethostname(), pid=os.getpid())
-    return Leads(owner=owner, seconds=max(SECONDS, PROBES * probe_interval), apart=apart)
-
-
-def _name(folder: Path) -> str:
-    path = folder / _ID_FILE
-    if not path.is_file():
-        replace_file(path, f"{os.urandom(16).hex()}\n".encode(), by=folder / f".{_ID_FILE}-{os.getpid()}")
-    return read_plain(path, _ID_BYTES).decode(errors="replace").strip()
-
-
-def leads_of_group(
-    root: Path, service: str, epoch: int, probe_interval: float, apart: Callable[[], float] = _often
-) -> Leads:
-    """Return the lease of the service that leads a group. `probe_interval`: seconds between two looks at an engine, as
-    the operator wants.
-    """
-    owner = Owner(service=service, root=str(root), host=socket.gethostname(), pid=os.getpid(), epoch=epoch)
-    return Leads(owner=owner, seconds=max(SECONDS, PROBES * probe_interval), apart=apart)
 
 
 class Leading:
@@ -127,29 +73,6 @@ FORGET_SECONDS = 2.0
 _BUSY_SECONDS = 0.2  # between two tries while a rank still works on a version that was cancelled
 
 Replies = list[dict[str, Any] | ChannelError]
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """Every rank holds the version open, checked."""
-
-
-@dataclass(frozen=True, slots=True)
-class PrepareRefused:
-    """A rank would not load it. Nothing was paused and nothing is left open. `needs_full` as in `Refit`."""
-
-    reason: str
-    needs_full: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Unprepared:
-    """A rank did not answer: the update checks the version in the pause, as it does without a socket."""
-
-    reason: str
-
-
-Preparation = Prepared | PrepareRefused | Unprepared
 
 
 def files_request(version: VersionFiles | Coming, *, cast: bool, check: str = "headers") -> dict[str, Any]:
@@ -419,3 +342,9 @@ class PluginClient:
 
 def _seconds_of(offered: Offered) -> float:
     return SENT_SECONDS if offered.sent else OFFER_SECONDS
+
+
+def plugins_under(access: EngineAccess, leads: Leads | None) -> Callable[[], PluginPort]:
+    """Return what makes the client of one server. The sockets beneath the root are listed once for all servers."""
+    sockets = None if access.root is None else SocketList(access.root)
+    return lambda: PluginClient(access.root, allow_dtype_cast=access.allow_dtype_cast, leads=leads, sockets=sockets)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from refitd.engine.plugin import Leads
 from refitd.engine.port import Outcome, Reached, Target
 from refitd_client.contract.plugin import Owner
-from refitd_inside.client.client import Leads
 from support.forged import files_of, version_of
 from support.servers import VLLM_VENV
 from support.subject import ignore_stage

@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
+from refitd.engine.plugin import Leads
 from refitd.engine.port import Outcome, Reached, Stage, Unreached
 from refitd_client.contract.plugin import Owner
-from refitd_inside.client.client import Leads
 from support.servers import VLLM_VENV
 from support.subject import ignore_stage
 from support.vllm import OneVllm, PluggedVllm, VllmServer, VllmSubject

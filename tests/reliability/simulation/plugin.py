@@ -11,20 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from refitd.engine.plugin import Launch, Preparation, Prepared, PrepareRefused, Unprepared
 from refitd.engine.port import Coming, Offered, RankProof, VersionFiles
 from refitd_client.contract.naming import parse_version_folder, parse_version_id, version_id
 from refitd_client.contract.plugin import Answer, UpdateOutcome
-from refitd_inside.client import Launch
-from refitd_inside.client.client import (
-    AHEAD_SECONDS,
-    OFFER_SECONDS,
-    SENT_SECONDS,
-    PluginClient,
-    Preparation,
-    Prepared,
-    PrepareRefused,
-    Unprepared,
-)
+from refitd_inside.client.client import AHEAD_SECONDS, OFFER_SECONDS, SENT_SECONDS, PluginClient
 
 from .disk import Make, SimFolder, seen_at, signature_of
 from .fault import Call, DiedError, Fault

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from refitd.engine.plugin import Launch
 from refitd_client.contract.plugin import MAX_LINE, PluginRequest
-from refitd_inside.client import EngineRankGroup, Launch, Stock
+from refitd_inside.client import EngineRankGroup, Stock
 from refitd_inside.client import channels as channels_module
 from refitd_inside.client.channels import ChannelError, Channels, SocketFolder, SocketList
 from refitd_plugin.channel import Channel, Reply

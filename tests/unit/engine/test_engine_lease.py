@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from refitd.engine.plugin import LEASE_SECONDS, PROBES, Leads, leads_of
 from refitd.engine.port import Outcome, Reached
 from refitd.engine.transaction import ServerEngine
 from refitd.policy.next_action import at_rest_interval
 from refitd_client.contract.plugin import Owner
-from refitd_inside.client.client import PROBES, SECONDS, Leads, leads_of
 from refitd_plugin.rank_plugin import RequestHandler
 from refitd_plugin.update.rank_engine import LONGEST_SECONDS, LeaderLease
 from support.engines import sglang_engine
@@ -218,7 +218,7 @@ def test_a_service_keeps_its_name_in_its_state_folder(tmp_path: Path) -> None:
     one.mkdir()
     other.mkdir()
     first = leads_of(tmp_path, one, 2.0)
-    assert (first.owner.root, first.owner.pid, first.seconds) == (str(tmp_path), os.getpid(), SECONDS)
+    assert (first.owner.root, first.owner.pid, first.seconds) == (str(tmp_path), os.getpid(), LEASE_SECONDS)
     assert leads_of(tmp_path, one, 2.0) == first
     assert leads_of(tmp_path, other, 2.0).owner.service != first.owner.service
     assert leads_of(tmp_path, one, 60.0) == replace(first, seconds=60.0 * PROBES)
@@ -250,4 +250,4 @@ async def test_a_lease_is_renewed_at_once_where_so_many_engines_were_added_that_
             await probed(engine)
     finally:
         await engine.aclose()
-    assert asked == [SECONDS, PROBES * 25.0]
+    assert asked == [LEASE_SECONDS, PROBES * 25.0]

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from refitd.engine.plugin import Launch
 from refitd_client.contract.plugin import Handshake
-from refitd_inside.client import EngineRankGroup, Launch, Member, Stock, rank_group_of, read_handshake
+from refitd_inside.client import EngineRankGroup, Member, Stock, rank_group_of, read_handshake
 from refitd_inside.client.channels import FolderAccess, Peer, distrust, open_to_all
 
 LAUNCH = Launch(port=30000, seed=42)

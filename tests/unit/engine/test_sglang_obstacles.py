@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from refitd.engine.plugin import Launch
 from refitd.engine.port import Outcome, Reached, Refit, Target
-from refitd_inside.client import EngineRankGroup, Launch
+from refitd_inside.client import EngineRankGroup
 from support.engines import sglang_engine
 from support.scripted_sglang import ScriptedSglang, scripted_sglang
 

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
+from refitd.engine.plugin import Launch
 from refitd.engine.port import UNNAMED, Outcome, Reached, Refit, Stage, Target, Unreached
 from refitd.engine.transaction import ServerEngine
 from refitd.engine.vllm import contents
 from refitd.policy.observe import Expected, after_probe
-from refitd_inside.client import EngineRankGroup, Launch
+from refitd_inside.client import EngineRankGroup
 from support.engines import vllm_engine
 from support.records import engine as record
 from support.scripted_server import Step, answer, cut, hang_up, page, silence

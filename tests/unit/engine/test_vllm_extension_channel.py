@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from refitd.engine.plugin import Leads
 from refitd.engine.port import Outcome, Reached, Target
 from refitd.engine.transaction import ServerEngine
 from refitd_client.contract.plugin import Owner
-from refitd_inside.client.client import Leads
 from refitd_plugin.channel import Channel
 from support.engines import vllm_engine
 from support.scripted_server import Step, answer, hang_up

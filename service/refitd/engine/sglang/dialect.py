@@ -17,6 +17,7 @@ from refitd.engine.http import (
     Reply,
     Transport,
 )
+from refitd.engine.plugin import PluginPort
 from refitd.engine.port import ChangeCheck, Obstacle, Reached, Target, Unreached
 from refitd.engine.replies import Loading, Unclear, Untouched, meaning_of_check, way_in
 from refitd.engine.sglang.info import (
@@ -39,7 +40,6 @@ from refitd.engine.sglang.info import (
     what_happened,
 )
 from refitd.engine.transaction import Before, Shown
-from refitd_inside.client.client import PluginClient
 
 CLEAR_SECONDS = 120.0  # the file backend deletes one file for each page
 FLUSH_EVERY_SECONDS = 0.05
@@ -121,7 +121,7 @@ class SglangDialect:
             draft=draft_of(self._server, self._startup_path),
         )
 
-    async def find_plugin(self, plugin: PluginClient) -> None:
+    async def find_plugin(self, plugin: PluginPort) -> None:
         if self._server is not None:
             await plugin.look(self._server.launch)
 

@@ -33,6 +33,7 @@ import xxhash
 from xxhash import xxh3_128_hexdigest
 
 from refitd.engine.http import NoReply, Reply
+from refitd.engine.plugin import Launch
 from refitd.engine.port import DRAFT_LEFT, DRAFT_UPDATED, Obstacle, Process
 from refitd.engine.replies import (
     Loaded,
@@ -48,7 +49,6 @@ from refitd.engine.replies import (
     refused_at_the_door,
 )
 from refitd_client.contract.plugin import MARK, Answer, UpdateOutcome, answers_in
-from refitd_inside.client import Launch
 
 OLDEST = (0, 5, 12)
 _NAMES_STARTUP = (0, 5, 18)

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import cycle
 
+from refitd.engine.plugin import PluginPort
 from refitd.engine.port import (
     ChangeCheck,
     Coming,
@@ -32,7 +33,6 @@ from refitd.engine.port import (
 )
 from refitd.engine.sglang.dialect import SglangDialect
 from refitd.engine.transaction import ServerEngine, refusal
-from refitd_inside.client.client import PluginClient
 
 _AND = "+"  # between the fingerprints of members
 
@@ -72,7 +72,7 @@ class Together:
 class PairMember(ServerEngine):
     """One server of a pair. It is resumed with the others, and never by itself."""
 
-    def __init__(self, dialect: SglangDialect, plugin: PluginClient, load_timeout: float) -> None:
+    def __init__(self, dialect: SglangDialect, plugin: PluginPort, load_timeout: float) -> None:
         """Make no call yet. `dialect`: of a server that is updated together with others."""
         super().__init__(dialect, plugin, load_timeout)
         self.sglang = dialect

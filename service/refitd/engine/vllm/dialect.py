@@ -23,6 +23,7 @@ from refitd.engine.http import (
     Reply,
     Transport,
 )
+from refitd.engine.plugin import PluginPort
 from refitd.engine.port import DRAFT_LEFT, UNNAMED, ChangeCheck, Obstacle, Process, Reached, Target, Unreached
 from refitd.engine.replies import Failed, Loading, Unclear, Untouched, meaning_of_check, way_in
 from refitd.engine.transaction import Before, Shown
@@ -59,7 +60,6 @@ from refitd.engine.vllm.info import (
     read_server_info,
     stock_reason,
 )
-from refitd_inside.client.client import PluginClient
 
 PAUSE_MODES = ("keep", "wait", "abort")
 """What a server does with requests in flight, the best first. It survives a load with each of them."""
@@ -149,7 +149,7 @@ class VllmDialect:
             self._last = Target(path=path, label=label)
         return None
 
-    async def find_plugin(self, plugin: PluginClient) -> None:
+    async def find_plugin(self, plugin: PluginPort) -> None:
         """See `Dialect`. Has the channel of the extension opened where it is not open: once for each process.
 
         A server that was started with `--worker-extension-cls refitd_vllm.Worker`, and in whose processes no plugin of

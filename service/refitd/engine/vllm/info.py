@@ -17,9 +17,9 @@ from typing import Any, cast
 import msgspec
 
 from refitd.engine.http import NoReply, Reply
+from refitd.engine.plugin import Launch
 from refitd.engine.port import Obstacle, Process
 from refitd.engine.replies import FormT, ServerWords, read_form
-from refitd_inside.client import Launch
 
 DEV_MODE = "VLLM_SERVER_DEV_MODE=1"
 WORDS = ServerWords(

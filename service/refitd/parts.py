@@ -1,0 +1,62 @@
+"""What the outer rings add to the core. The core names none of them.
+
+A ring registers a `Part` as an entry point of the group `refitd.parts` in pyproject.toml. A tree without the ring has
+no such entry point, and everything else works. A value that is text, `module:name`, names an object of the ring. That
+object is imported when it is needed: `refitd --help` imports no ring.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
+from pkgutil import resolve_name
+from typing import Any
+
+GROUP = "refitd.parts"
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """A command of the command line.
+
+    Attributes:
+        panel: under which `refitd --help` lists it.
+        module: has the command, as a function of the command's name or as a group called `app`.
+        line: what the list says of it.
+        is_first: whether `refitd --help` shows it; `refitd help all` shows all.
+        words: names that other tools give to the same command.
+    """
+
+    panel: str
+    module: str
+    line: str
+    is_first: bool = False
+    words: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one ring adds.
+
+    Attributes:
+        commands: of the command line, by name.
+        plugins: makes the clients of the code inside engines: a `refitd.engine.plugin.PluginMaker`.
+    """
+
+    commands: Mapping[str, CommandLine] = field(default_factory=dict[str, CommandLine])
+    plugins: str | None = None
+
+
+@cache
+def parts() -> tuple[Part, ...]:
+    """Return the parts of the rings that are installed, by the names of their entry points."""
+    try:
+        found = distribution("refitd").entry_points.select(group=GROUP)
+    except PackageNotFoundError:  # a bare folder of the core
+        return ()
+    return tuple(entry.load() for entry in sorted(found, key=lambda entry: entry.name))
+
+
+def registered(attribute: str) -> Iterable[Any]:
+    """Return the objects that the parts name in this attribute, imported."""
+    return [resolve_name(name) for part in parts() if (name := getattr(part, attribute)) is not None]

@@ -33,7 +33,7 @@ from refitd.memory import share_arenas
 from refitd.observe.logs import configure_logs
 from refitd.observe.telemetry import Telemetry, tracing
 from refitd.policy.roster import guard_of, named_by_operator
-from refitd.reclaim.facts import StoreFacts
+from refitd.reclaim.books import Books
 from refitd.reclaim.folders import DiskFolders
 from refitd.reclaim.sweep import Collector
 from refitd.root.handle import RootThreads
@@ -276,7 +276,7 @@ def compose(
     pusher = _pusher(settings, store, targets)
     decisions = DecisionFile(store, root, threads.run)
     store.observe(decisions)
-    facts = StoreFacts(
+    facts = Books(
         store,
         targets,
         files,

@@ -21,7 +21,7 @@ from refitd.catalog.files import DiskFiles
 from refitd.catalog.intake import Intake
 from refitd.clock import SystemClock
 from refitd.engine.registry import EngineSpec
-from refitd.reclaim.facts import StoreFacts
+from refitd.reclaim.books import Books
 from refitd.reclaim.folders import DiskFolders
 from refitd.reclaim.sweep import Collector
 from refitd.settings import Settings
@@ -120,7 +120,7 @@ async def serving(
         return engines.setdefault(name, SimulatedEngine())
 
     hosts = ReportedHosts(store, store.clock, None)
-    facts = StoreFacts(store, targets, files, catalog.judging)
+    facts = Books(store, targets, files, catalog.judging)
     materializer = Materializer(store, targets, facts, DiskCopies(root))
     before_load = BeforeLoad(catalog.check, materializer, Warmer(root, lambda: "ext4"), targets.carriage)
     fleet = Fleet(

@@ -38,7 +38,7 @@ from watchdog.observers.polling import PollingObserver
 
 from refitd.catalog.checks import FileChecks
 from refitd.catalog.examining import Examiner, LateReading, Proofs, References
-from refitd.catalog.files import Files
+from refitd.catalog.files import DiskFiles
 from refitd.catalog.judge import ANNOUNCE_AGAIN, Judge, Waiting
 from refitd.policy.admit import CatalogRules
 from refitd.root.ownership import root_file_system, wants_polling
@@ -196,7 +196,7 @@ class Catalog:
     def __init__(
         self,
         store: Store,
-        files: Files,
+        files: DiskFiles,
         references: References,
         rules: CatalogRules,
         proofs: Proofs | None = None,

@@ -17,7 +17,7 @@ One version is read at a time. One that keeps changing takes at most a tenth of 
 import asyncio
 from collections.abc import Callable
 
-from refitd.catalog.files import Files, Unreadable
+from refitd.catalog.files import DiskFiles, Unreadable
 from refitd.catalog.judge import LONGEST_RETRY_SECONDS, RETRY_SECONDS, Judge, Waiting
 from refitd.policy.admit import CatalogRules
 from refitd.state.observer import Notifier
@@ -37,7 +37,7 @@ class FileChecks:
     def __init__(
         self,
         store: Store,
-        files: Files,
+        files: DiskFiles,
         rules: CatalogRules,
         waiting: Waiting,
         judge: Judge,

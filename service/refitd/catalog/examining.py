@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from refitd.catalog.files import Files
+from refitd.catalog.files import DiskFiles
 from refitd.policy.admit import Prove
 from refitd.policy.chain import NoBase, base_of, chain_of
 from refitd.root.handle import LISTING_SECONDS, RootHangsError, RootThreads
@@ -43,7 +43,7 @@ class Bases:
     What was parsed is remembered as long as the files' signature is the same.
     """
 
-    def __init__(self, store: Store, files: Files) -> None:
+    def __init__(self, store: Store, files: DiskFiles) -> None:
         self._store = store
         self._files = files
         self._remembered: BoundedCache[tuple[str, str | None], Structure] = BoundedCache(_REMEMBERED_VERSIONS)
@@ -200,7 +200,7 @@ class Examiner:
         prove: the operator's setting.
     """
 
-    def __init__(self, files: Files, proofs: Proofs | None, prove: Prove) -> None:
+    def __init__(self, files: DiskFiles, proofs: Proofs | None, prove: Prove) -> None:
         self._files = files
         self._proofs = None if prove is Prove.SERVICE else proofs
         self._prove = prove
@@ -241,7 +241,7 @@ class LateReading:
     """Reads versions that GPUs have proved. Engines that go to one at the same time share one reading."""
 
     def __init__(
-        self, store: Store, files: Files, references: References, options: Callable[[VersionRecord], Options]
+        self, store: Store, files: DiskFiles, references: References, options: Callable[[VersionRecord], Options]
     ) -> None:
         """`options` says what a version may do."""
         self._store, self._files, self._references, self._options = store, files, references, options

@@ -1,4 +1,4 @@
-"""The catalog's port to the files under the root, and the file system behind it."""
+"""The files under the root, as the catalog looks at them. Paths are relative to the root."""
 
 import errno
 from collections.abc import Callable, Collection, Sequence
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import Protocol
 
 from refitd.root.handle import LISTING_SECONDS, LOOK_TIMEOUT_SECONDS, RootHangsError, RootThreads
 from refitd.root.ownership import RootGuard
@@ -25,62 +24,6 @@ class Unreadable:
     """It is not known what is there now; this is no reason to believe that it has changed."""
 
     reason: str
-
-
-class Files(Protocol):
-    """The port to the file system. Paths are relative to the root."""
-
-    async def scan(self) -> Listing | ListingFailed:
-        """List the version directories."""
-        ...
-
-    async def signatures(self, paths: Sequence[str]) -> dict[str, str | Unreadable | None]:
-        """Return each directory's signature: names, sizes, times and inodes; None where it is gone."""
-        ...
-
-    async def structure(self, path: str) -> Structure:
-        """Read manifest, index and headers, no weights. Raises OSError."""
-        ...
-
-    async def glance(self, path: str) -> Structure:
-        """Read the manifest alone, and take the signature. Raises OSError."""
-        ...
-
-    async def examine(
-        self,
-        seen: Structure,
-        reference: Reference | Base | None,
-        options: Options,
-        *,
-        beside: bool = False,
-        fingerprinted: bool = False,
-    ) -> Evidence:
-        """Read everything.
-
-        Args:
-            seen: the last look, which is not repeated while the files are the same.
-            reference: what the tensors are held against; None where there is nothing.
-            options: what the version may do.
-            beside: only the files beside the weights, which others prove.
-            fingerprinted: whether to compute the fingerprints of all tensors in the same reading.
-        """
-        ...
-
-    async def read_again(self, path: str) -> ReadAgain:
-        """Read everything once more, for its digest alone. Raises OSError, also where it changes meanwhile."""
-        ...
-
-    async def keep_manifest(self, seen: Structure, manifest: Manifest) -> None:
-        """Write down the manifest of a version that has none, for the ranks of engines. It is durable then.
-
-        Raises:
-            OSError: it cannot be written.
-        """
-        ...
-
-    async def sign_manifest(self, path: str, signature: str) -> None:
-        """Have the manifest that is kept of a version count for its files as they look now. Raises OSError."""
-        ...
 
 
 class RootAwayError(OSError):
@@ -110,6 +53,7 @@ class DiskFiles:
         self._threads = threads or RootThreads()
 
     async def scan(self) -> Listing | ListingFailed:
+        """List the version directories."""
         try:
             return await self._threads.run("listing the root", self._scan, within=LISTING_SECONDS)
         except RootHangsError as error:
@@ -122,6 +66,7 @@ class DiskFiles:
         return listing if fault is None else ListingFailed(fault)
 
     async def signatures(self, paths: Sequence[str]) -> dict[str, str | Unreadable | None]:
+        """Each directory's signature: names, sizes, times and inodes; None where it is gone."""
         if not paths:
             return {}
         look = partial(self._signatures, paths)
@@ -146,9 +91,11 @@ class DiskFiles:
             return Unreadable(str(error))
 
     async def structure(self, path: str) -> Structure:
+        """Read manifest, index and headers, no weights. Raises OSError."""
         return await self._look(structure, path)
 
     async def glance(self, path: str) -> Structure:
+        """Read the manifest alone, and take the signature. Raises OSError."""
         return await self._look(glance, path)
 
     async def _look(self, look: Callable[[Path, str], Structure], path: str) -> Structure:
@@ -168,6 +115,14 @@ class DiskFiles:
         beside: bool = False,
         fingerprinted: bool = False,
     ) -> Evidence:
+        """Read everything.
+
+        Args:
+            seen: the last look, which is not repeated while the files are the same.
+            reference: what the tensors are held against; None where there is nothing.
+            beside: only the files beside the weights, which others prove.
+            fingerprinted: whether to compute the fingerprints of all tensors in the same reading.
+        """
         stop = Event()
         reading = partial(examine, seen=seen, stop=stop, beside=beside, fingerprinted=fingerprinted)
         try:
@@ -177,6 +132,7 @@ class DiskFiles:
             stop.set()  # a cancellation does not end the thread, which would read on to the end
 
     async def read_again(self, path: str) -> ReadAgain:
+        """Read everything once more, for its digest alone. Raises OSError, also where it changes meanwhile."""
         stop = Event()
 
         def guarded() -> ReadAgain:
@@ -192,7 +148,9 @@ class DiskFiles:
             stop.set()
 
     async def keep_manifest(self, seen: Structure, manifest: Manifest) -> None:
+        """Write down the manifest of a version that has none, for the ranks of engines. Durable; raises OSError."""
         await self._threads.run(f"describing {seen.path}", partial(keep_manifest, self._root, seen, manifest))
 
     async def sign_manifest(self, path: str, signature: str) -> None:
+        """Have the kept manifest of a version count for its files as they look now. Raises OSError."""
         await self._threads.run(f"describing {path}", partial(sign_manifest, self._root, path, signature))

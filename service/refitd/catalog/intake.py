@@ -12,10 +12,10 @@ import os
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Protocol, assert_never
+from typing import Protocol
 
-from refitd.catalog.files import Files, RootAwayError
-from refitd.policy.admit import LIMITS, New, NoticeConflict, Same, SeenFolder, admit, fits
+from refitd.catalog.files import DiskFiles, RootAwayError
+from refitd.policy.admit import LIMITS, SeenFolder, admit, fits
 from refitd.policy.readiness import unknown
 from refitd.policy.roster import followed, free_engines, move, why_not_followed
 from refitd.policy.upstream import owned_by
@@ -154,7 +154,7 @@ class Intake:
         self,
         store: Store,
         targets: Targets,
-        files: Files,
+        files: DiskFiles,
         root: Path,
         nudge: Nudge,
         default_run: str | None = None,
@@ -218,18 +218,13 @@ class Intake:
                 "a notice's path is as the service sees it, absolute or relative to that root",
             )
         # Meanwhile the same notice may have come in, or the scan may have found the directory.
-        decision = admit(notice, seen, self._store.versions.get(id_, known))
-        match decision:
-            case NoticeConflict(reason):
-                raise ProblemError(Slug.VERSION_CONFLICT, reason)
-            case Same(record):
-                self._bring_engines(notice)
-                return await self._again(record, notice, seen), False
-            case New():
-                self._bring_engines(notice)
-                return await self._take(self._new(notice, path, order), "announced", look), True
-            case _:
-                assert_never(decision)
+        known = self._store.versions.get(id_, known)
+        if (conflict := admit(notice, seen, known)) is not None:
+            raise ProblemError(Slug.VERSION_CONFLICT, conflict)
+        self._bring_engines(notice)
+        if known is not None:
+            return await self._again(known, notice, seen), False
+        return await self._take(self._new(notice, path, order), "announced", look), True
 
     def _check(self, notice: Notice) -> None:
         self._check_root(notice, is_there=True)

@@ -12,11 +12,10 @@ import xxhash
 from structlog.contextvars import bound_contextvars
 
 from refitd.catalog.examining import Bases, Beneath, Examiner, NoReference, References
-from refitd.catalog.files import Files
+from refitd.catalog.files import DiskFiles
 from refitd.policy.admit import (
     LIMITS,
     CatalogRules,
-    Complete,
     NeverSettles,
     Settling,
     StillWritten,
@@ -175,7 +174,7 @@ class Judge:
     def __init__(
         self,
         store: Store,
-        files: Files,
+        files: DiskFiles,
         references: References,
         rules: CatalogRules,
         waiting: Waiting,
@@ -246,7 +245,7 @@ class Judge:
                 self._move(record.id, VersionState.SETTLING, reason)
             case NeverSettles(reason):
                 self.reject(record.id, reason, signature=structure.signature)
-            case Complete():
+            case None:
                 self._waiting.settling.pop(record.id, None)
                 await self._validate(record, structure)
 

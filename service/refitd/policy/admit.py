@@ -101,25 +101,6 @@ _MAY_HEAL = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class New:
-    """Take it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Same:
-    """It is known already."""
-
-    known: VersionRecord
-
-
-@dataclass(frozen=True, slots=True)
-class NoticeConflict:
-    """It contradicts what is known."""
-
-    reason: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenFolder:
     """What a look at the directory showed: the manifest's digest, kind and base where there is one, and the files from
@@ -134,33 +115,32 @@ class SeenFolder:
     there: bool = True
 
 
-def admit(notice: Notice, seen: SeenFolder, known: VersionRecord | None) -> New | Same | NoticeConflict:
+def admit(notice: Notice, seen: SeenFolder, known: VersionRecord | None) -> str | None:
+    """Why a notice contradicts what is known; None where it brings a new version, or is about the known version."""
     if known is None:
-        return _other_digest(notice, seen) or New()
+        return _other_digest(notice, seen)
     step = f"step {notice.step} of run {notice.run} (generation {known.order.generation})"
     advice = "publish the next step, or restart the publisher, which opens a new generation"
     if known.path != seen.path:
-        return NoticeConflict(f"{step} is {known.path}, not {seen.path}: {advice}")
+        return f"{step} is {known.path}, not {seen.path}: {advice}"
     # The watch may have found it first, and its manifest may not have been read yet.
     kind, base = (known.kind, known.base) if known.announced.noticed or seen.kind is None else seen.kind
     if (kind, base) != (notice.kind, notice.base):
-        return NoticeConflict(
-            f"{step} was announced as {_told(kind, base)}, not {_told(notice.kind, notice.base)}: {advice}"
-        )
+        return f"{step} was announced as {_told(kind, base)}, not {_told(notice.kind, notice.base)}: {advice}"
     if known.state is VersionState.DELETED and seen.there:
-        return NoticeConflict(f"{step} was served or passed over, and collected; its files are there again: {advice}")
+        return f"{step} was served or passed over, and collected; its files are there again: {advice}"
     is_other = notice.digest is not None and known.digest is not None and notice.digest != known.digest
     # Without a manifest another look says nothing of the bytes: the files are read again (catalog/checks.py).
     differs = None not in {known.digest, seen.digest} and known.digest != seen.digest
     if is_other or (not known.state.is_over and differs):
-        return NoticeConflict(f"the files of {step} are not those that were published first: {advice}")
-    return _other_digest(notice, seen) or Same(known)
+        return f"the files of {step} are not those that were published first: {advice}"
+    return _other_digest(notice, seen)
 
 
-def _other_digest(notice: Notice, seen: SeenFolder) -> NoticeConflict | None:
+def _other_digest(notice: Notice, seen: SeenFolder) -> str | None:
     if not seen.there or None in (notice.digest, seen.digest) or notice.digest == seen.digest:
         return None
-    return NoticeConflict(f"what is at {seen.path} here has digest {seen.digest}, and {notice.digest} was published")
+    return f"what is at {seen.path} here has digest {seen.digest}, and {notice.digest} was published"
 
 
 def _told(kind: Kind, base: str | None) -> str:
@@ -195,15 +175,10 @@ class FolderLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settling:
-    """What is remembered between looks: what the last one saw, and since when (monotonic seconds) it is so."""
+    """What is remembered between looks: what the last look saw, and since when (monotonic seconds)."""
 
     signature: str
     since: float
-
-
-@dataclass(frozen=True, slots=True)
-class Complete:
-    """It is complete: validate it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,10 +218,10 @@ def look_of(structure: Structure, *, noticed: bool) -> FolderLook:
 
 def settle(
     look: FolderLook, memory: Settling | None, now: float, *, settle_for: float, timeout: float
-) -> Complete | StillWritten | NeverSettles:
-    """Decide after one look. `settle_for` and `timeout` are seconds."""
+) -> StillWritten | NeverSettles | None:
+    """Decide after one look; None where the checkpoint is complete. `settle_for` and `timeout` are seconds."""
     if look.final:
-        return Complete()
+        return None
     if memory is None or memory.signature != look.signature:
         memory = Settling(signature=look.signature, since=now)
     quiet = now - memory.since
@@ -257,7 +232,7 @@ def settle(
     if look.fault is None:
         needed = settle_for * (1 if look.zeros is None else _ZEROS)
         if quiet >= needed:
-            return Complete()
+            return None
         why = "has no manifest" if look.zeros is None else f"{look.zeros} ends in zeros, and there is no manifest"
         reason = f"{why}: complete when nothing has changed for {needed:g} s"
         return StillWritten(memory, min(memory.since + needed, now + settle_for), reason)

@@ -13,7 +13,7 @@ A deletion takes all that is known of a run, so whoever may still need any of it
 an engine, a pin, a version without a verdict, a trainer's own folder. Collection asks again before each folder.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -57,46 +57,54 @@ class Lease:
 
     def __str__(self) -> str:
         """The lease as a sentence about the version."""
-        claim = _UNSEEN if self.unseen and self.kind is LeaseKind.SERVING else _CLAIMS[self.kind]
-        return claim.format(self.holder) + (f" (since {self.since})" if self.since else "")
+        return self.claims[0].format(self.holder) + (f" (since {self.since})" if self.since else "")
+
+    @property
+    def claims(self) -> tuple[str, str | None]:
+        """The sentence for one holder, and for many."""
+        return _UNSEEN if self.unseen and self.kind is LeaseKind.SERVING else _CLAIMS[self.kind]
 
 
-_CLAIMS = {
-    LeaseKind.SERVING: "engine {} serves it",
-    LeaseKind.LOADING: "engine {} loads it",
-    LeaseKind.UNPROVEN: "engine {} may still be reading it: its load timed out and nothing proved that it ended",
-    LeaseKind.NAMED: "engine {} names its folder as what it serves, and may read it again",
-    LeaseKind.BENEATH: "engine {} serves deltas that were written into it, and would be put back from it",
-    LeaseKind.TARGET: "target of run {}",
-    LeaseKind.LAST_GOOD: "last good version of run {}",
-    LeaseKind.ROLLBACK: "run {} is being rolled back to it",
-    LeaseKind.VALIDATING: "the {} is validating it",
-    LeaseKind.NEXT: "engines of run {} go to it until its target can be loaded",
-    LeaseKind.COPYING: "the {} makes a copy from it for engines",
-    LeaseKind.PULLING: "follower {} pulls it",
-    LeaseKind.UPSTREAM: "the {} wants it to be here",
-    LeaseKind.PUSHING: "it is being pushed to the {}",
+# A sentence for one holder, and for many.
+_CLAIMS: dict[LeaseKind, tuple[str, str | None]] = {
+    LeaseKind.SERVING: ("engine {} serves it", "{} engines serve it: {}"),
+    LeaseKind.LOADING: ("engine {} loads it", "{} engines load it: {}"),
+    LeaseKind.UNPROVEN: (
+        "engine {} may still be reading it: its load timed out and nothing proved that it ended",
+        "{} engines may still be reading it, as nothing proved that their loads ended: {}",
+    ),
+    LeaseKind.NAMED: (
+        "engine {} names its folder as what it serves, and may read it again",
+        "{} engines name its folder as what they serve, and may read it again: {}",
+    ),
+    LeaseKind.BENEATH: (
+        "engine {} serves deltas that were written into it, and would be put back from it",
+        "{} engines serve deltas that were written into it, and would be put back from it: {}",
+    ),
+    LeaseKind.TARGET: ("target of run {}", None),
+    LeaseKind.LAST_GOOD: ("last good version of run {}", None),
+    LeaseKind.ROLLBACK: ("run {} is being rolled back to it", None),
+    LeaseKind.VALIDATING: ("the {} is validating it", None),
+    LeaseKind.NEXT: ("engines of run {} go to it until its target can be loaded", None),
+    LeaseKind.COPYING: ("the {} makes a copy from it for engines", None),
+    LeaseKind.PULLING: ("follower {} pulls it", "{} followers pull it: {}"),
+    LeaseKind.UPSTREAM: ("the {} wants it to be here", None),
+    LeaseKind.PUSHING: ("it is being pushed to the {}", None),
 }
-_UNSEEN = "engine {}, which does not answer, may still serve it"
-_CLAIMS_OF_MANY = {
-    LeaseKind.SERVING: "{} engines serve it: {}",
-    LeaseKind.LOADING: "{} engines load it: {}",
-    LeaseKind.UNPROVEN: "{} engines may still be reading it, as nothing proved that their loads ended: {}",
-    LeaseKind.NAMED: "{} engines name its folder as what they serve, and may read it again: {}",
-    LeaseKind.BENEATH: "{} engines serve deltas that were written into it, and would be put back from it: {}",
-    LeaseKind.PULLING: "{} followers pull it: {}",
-}
-_MANY_UNSEEN = "{} engines, which do not answer, may still serve it: {}"
+_UNSEEN = (
+    "engine {}, which does not answer, may still serve it",
+    "{} engines, which do not answer, may still serve it: {}",
+)
 
 
 def reasons_of(held: Sequence[Lease]) -> list[str]:
-    """Return leases as sentences about the version: one for all holders that need it alike, where they are many."""
+    """The leases as sentences about the version; one sentence for many holders of a kind."""
     alike: dict[tuple[LeaseKind, bool], list[Lease]] = {}
     for lease in held:
         alike.setdefault((lease.kind, lease.unseen), []).append(lease)
     found: list[str] = []
-    for (kind, unseen), group in alike.items():
-        claim = _MANY_UNSEEN if unseen and kind is LeaseKind.SERVING else _CLAIMS_OF_MANY.get(kind)
+    for group in alike.values():
+        claim = group[0].claims[1]
         if claim is None or len(group) <= FEW:
             found += [str(lease) for lease in group]
         else:
@@ -191,16 +199,15 @@ def _all(views: Views, dead_after: float) -> Iterator[tuple[str, Lease]]:
     for run in views.runs:
         if not run.is_closed or run.run in followed:  # else no engine goes to its target any more
             yield from _of_run(run)
-    for version in views.validating:
-        yield version, Lease(kind=LeaseKind.VALIDATING, holder="catalog")
-    for version in views.copying:
-        yield version, Lease(kind=LeaseKind.COPYING, holder="copier")
     for follower, version in views.pulling:
         yield version, Lease(kind=LeaseKind.PULLING, holder=follower)
-    for version in views.upstream:
-        yield version, Lease(kind=LeaseKind.UPSTREAM, holder="upstream")
-    for version in views.pushing:
-        yield version, Lease(kind=LeaseKind.PUSHING, holder="object store")
+    for kind, holder, ids in (
+        (LeaseKind.VALIDATING, "catalog", views.validating),
+        (LeaseKind.COPYING, "copier", views.copying),
+        (LeaseKind.UPSTREAM, "upstream", views.upstream),
+        (LeaseKind.PUSHING, "object store", views.pushing),
+    ):
+        yield from ((version, Lease(kind=kind, holder=holder)) for version in ids)
 
 
 def _of_engine(engine: EngineView, dead_after: float) -> Iterator[tuple[str, Lease]]:
@@ -257,9 +264,9 @@ def why_not_deleted(
     for version in versions:
         if needed := reasons_of([lease for lease in held.get(version.id, ()) if lease.kind not in _OF_THE_RUN]):
             return f"{version.id} is needed ({needed[0]}): delete the run when that is over"
-    if pinned := _ids(version for version in versions if version.pinned):
+    if pinned := [version.id for version in versions if version.pinned]:
         return f"pinned: {listed(pinned)}. Take the pins away first ('refitd unpin ID')"
-    if without := _ids(version for version in versions if version.state.awaits_verdict):
+    if without := [version.id for version in versions if version.state.awaits_verdict]:
         return f"no verdict yet: {listed(without)}. Wait for it ('refitd wait ID --for sealed')"
     if spared:
         return (
@@ -267,7 +274,3 @@ def why_not_deleted(
             "service with --reclaim-foreign"
         )
     return None
-
-
-def _ids(versions: Iterable[VersionRecord]) -> list[str]:
-    return [version.id for version in versions]

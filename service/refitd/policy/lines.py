@@ -10,7 +10,7 @@ from enum import StrEnum
 from refitd.policy.holdings import Holdings, Weight
 from refitd.policy.keep import KeepVerdict
 from refitd.policy.leases import Lease, LeaseKind
-from refitd.root.scan import Incoming, Refused
+from refitd.root.scan import Incoming
 from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import INCOMING_PREFIX, SERVICE_FOLDER, SLOTS, TRASH
 from refitd_client.contract.states import VersionState
@@ -34,19 +34,8 @@ def version_line(verdict: KeepVerdict, weight: Weight) -> Reclaimable:
     )
 
 
-def recycled_line(verdict: KeepVerdict) -> Reclaimable:
-    """The line of a version that is deleted and whose files are a slot now: nothing was freed."""
-    return version_line(with_reason(verdict, "its files are a free slot now"), Weight())
-
-
-def with_reason(verdict: KeepVerdict, sentence: str | None) -> KeepVerdict:
-    """The verdict with another reason, if there is one."""
-    return verdict if sentence is None else replace(verdict, reasons=(*verdict.reasons, sentence))
-
-
-def refused_line(record: VersionRecord, refused: Refused, weight: Weight) -> Reclaimable:
-    """The line of a version that is not needed and stays for now."""
-    return version_line(KeepVerdict(record, keep=True, reasons=(refused.reason,)), weight)
+def with_reasons(verdict: KeepVerdict, *more: str | None) -> KeepVerdict:
+    return replace(verdict, reasons=(*verdict.reasons, *filter(None, more)))
 
 
 def left_line(path: str, found: Holdings) -> Reclaimable:

@@ -17,8 +17,8 @@ from refitd_client.contract.naming import Order, parse_version_id
 from refitd_client.contract.states import VersionState
 
 
-class Pullable(Protocol):
-    """A version of the upstream, as far as the choice depends on it."""
+class Offered(Protocol):
+    """What an upstream says of a version that it has."""
 
     @property
     def id(self) -> str: ...
@@ -30,17 +30,8 @@ class Pullable(Protocol):
     def digest(self) -> str | None: ...
     @property
     def barred(self) -> bool: ...
-
-
-class Told(Protocol):
-    """What an upstream says about a version beside its files."""
-
-    @property
-    def id(self) -> str: ...
     @property
     def pinned(self) -> bool: ...
-    @property
-    def barred(self) -> bool: ...
     @property
     def allow_missing(self) -> tuple[str, ...]: ...
     @property
@@ -59,7 +50,7 @@ class PullPlan:
 
 
 def plan_pulls(
-    offered: Sequence[Pullable], desired: str | None, here: Mapping[str, VersionState], *, refused: Collection[str] = ()
+    offered: Sequence[Offered], desired: str | None, here: Mapping[str, VersionState], *, refused: Collection[str] = ()
 ) -> PullPlan:
     """Decide what to pull of a run.
 
@@ -87,7 +78,7 @@ def plan_pulls(
     return PullPlan(pull=tuple(pull), needs=frozenset(needs), lacks=lacks)
 
 
-def as_told(known: VersionRecord, told: Told) -> VersionRecord:
+def as_told(known: VersionRecord, told: Offered) -> VersionRecord:
     """A version with what its upstream says about it: whether it is pinned or barred, and what its notice allowed.
 
     The watch may have found the folder first, and the version may have been rejected for what the notice allowed: it is
@@ -95,24 +86,23 @@ def as_told(known: VersionRecord, told: Told) -> VersionRecord:
     What this host has given up itself stays barred: else its engines would go there again at each look. Where the
     upstream bars it as well, that is the upstream's.
     """
-    may_lack = tuple(dict.fromkeys((*known.announced.may_lack, *told.allow_missing)))
-    allowed = may_lack, known.announced.allow_extra or told.allow_extra
+    before = known.announced
+    may_lack = tuple(dict.fromkeys((*before.may_lack, *told.allow_missing)))
     given_up = None if told.barred else known.career.given_up
     now = known.having(
         pinned=told.pinned,
         barred=told.barred or given_up is not None,
         given_up=given_up,
-        may_lack=allowed[0],
-        allow_extra=allowed[1],
+        may_lack=may_lack,
+        allow_extra=before.allow_extra or told.allow_extra,
     )
-    is_new = allowed != (known.announced.may_lack, known.announced.allow_extra)
-    if is_new and known.state is VersionState.REJECTED and known.verdict.code not in FOR_EVERY_NOTICE:
+    if now.announced != before and known.state is VersionState.REJECTED and known.verdict.code not in FOR_EVERY_NOTICE:
         return now.having(state=VersionState.ANNOUNCED, reason=None, code=None)
     return now
 
 
 def all_as_told(
-    known: Mapping[str, VersionRecord], offered: Sequence[Told], barred: Collection[str]
+    known: Mapping[str, VersionRecord], offered: Sequence[Offered], barred: Collection[str]
 ) -> list[VersionRecord]:
     """The records of versions of which the upstream says something else than before.
 
@@ -137,7 +127,7 @@ def why_not_good(wanted: VersionRecord | None) -> str | None:
 
 
 def pull_fault(
-    goal: str, offered: Sequence[Pullable], here: Mapping[str, VersionState], failures: Mapping[str, str]
+    goal: str, offered: Sequence[Offered], here: Mapping[str, VersionState], failures: Mapping[str, str]
 ) -> str | None:
     """Why a version cannot be had, in a sentence; None where it can, or where a pull was only cut short.
 
@@ -162,9 +152,7 @@ def is_held_back(desired: str, before: str | None) -> bool:
     return wanted is None or had is None or wanted[1] > had[1]
 
 
-def _chain(
-    goal: str, offered: Mapping[str, Pullable], here: Mapping[str, VersionState]
-) -> tuple[list[str], str | None]:
+def _chain(goal: str, offered: Mapping[str, Offered], here: Mapping[str, VersionState]) -> tuple[list[str], str | None]:
     """A version and what it stands on, the lowest first; and why it cannot be had, None where it can."""
     chain: list[str] = []
     link: str | None = goal

@@ -6,39 +6,16 @@ would be brought back to, so nothing is collected. The first answer of an engine
 that the lost journal knew of: a server answers how it was started from the loop that loads.
 """
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
-from refitd.clock import Clock
-from refitd.policy.leases import DEAD_AFTER, EngineView
+from refitd.policy.leases import DEAD_AFTER
 from refitd.problem import ProblemError, Slug
-from refitd.state.faults import InputFaults
-from refitd.state.records import EngineRecord, Origin
+from refitd.state.records import EngineRecord
+from refitd.state.store import Store
 from refitd.text import spoken
 from refitd_client.contract.states import EngineState
 
 _ASK_AGAIN = {"Retry-After": "1"}  # seconds; listing a root takes less
-
-
-class Known(Protocol):
-    """What the service knows; `refitd.state.store.Store`."""
-
-    @property
-    def clock(self) -> Clock:
-        """Says how long an engine has been away."""
-        ...
-
-    @property
-    def origin(self) -> Origin:
-        """How the journal began."""
-        ...
-
-    @property
-    def faults(self) -> InputFaults: ...
-
-    @property
-    def engines(self) -> Mapping[str, EngineRecord]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,58 +25,33 @@ class Withheld:
     reason: str
 
 
-def waits_for(known: Known) -> str | None:
+def waits_for(known: Store) -> str | None:
     """What the rebuild of the journal still waits for; None where nothing is to be rebuilt, or nothing is missing."""
     if known.origin.rebuilt:
         return None
     now = known.clock.monotonic()
-    engines = [
-        EngineView(
-            id=engine.id,
-            run=engine.run,
-            state=engine.state,
-            unreachable_for=0.0 if engine.trouble.unreachable_since is None else now - engine.trouble.unreachable_since,
-        )
-        for engine in known.engines.values()
-    ]
-    return unfinished(engines, root_fault=known.faults.root, fleet_fault=known.faults.fleet)
+    waits = (_waits_for(engine, now) for engine in known.engines.values())
+    return known.faults.root or known.faults.fleet or next(filter(None, waits), None)
 
 
-def unfinished(
-    engines: Iterable[EngineView], *, root_fault: str | None, fleet_fault: str | None, dead_after: float = DEAD_AFTER
-) -> str | None:
-    """What the rebuild still waits for, None when it waits for nothing.
-
-    Args:
-        root_fault: why the root cannot be listed.
-        fleet_fault: why it is not known which engines there are.
-        dead_after: seconds after which an engine that cannot be reached counts as dead.
-    """
-    if root_fault is not None:
-        return root_fault
-    if fleet_fault is not None:
-        return fleet_fault
-    waits = (_waits_for(engine, dead_after) for engine in engines)
-    return next((reason for reason in waits if reason is not None), None)
-
-
-def _waits_for(engine: EngineView, dead_after: float) -> str | None:
+def _waits_for(engine: EngineRecord, now: float) -> str | None:
     if engine.state is EngineState.PROBING:
         return f"engine {engine.id} has not answered yet"
-    if engine.state is EngineState.UNREACHABLE and engine.unreachable_for < dead_after:
-        left = dead_after - engine.unreachable_for
+    since = engine.trouble.unreachable_since
+    left = DEAD_AFTER if since is None else DEAD_AFTER - (now - since)
+    if engine.state is EngineState.UNREACHABLE and left > 0:
         return f"engine {engine.id} cannot be reached: it counts as dead in {spoken(left)}, or take it out of the fleet"
     return None
 
 
-def why_rebuilding(known: Known) -> str | None:
+def why_rebuilding(known: Store) -> str | None:
     """That a lost journal is being rebuilt, and what for; None where none was lost, or it is rebuilt."""
     if known.origin.rebuilt or not known.origin.lost:
         return None
     return f"the journal was lost and is being rebuilt: {waits_for(known) or 'it is about to be done'}"
 
 
-def why_not_ready(known: Known) -> str | None:
+def why_not_ready(known: Store) -> str | None:
     """Why the service cannot say yet which versions there are; None where it can.
 
     A journal that is lost also knew of versions that no listing finds: those that were announced with a path of their
@@ -108,7 +60,7 @@ def why_not_ready(known: Known) -> str | None:
     return known.faults.root or why_rebuilding(known)
 
 
-def unknown(known: Known, kind: Slug, detail: str) -> ProblemError:
+def unknown(known: Store, kind: Slug, detail: str) -> ProblemError:
     """The problem to raise for a version or a run that the service does not know.
 
     Args:

@@ -28,19 +28,13 @@ When an engine is moved to another run:
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from refitd.engine.address import Address, host_of, parse_allow_list, refusal
 from refitd.engine.registry import EngineSpec
 from refitd.state.records import EngineRecord, Naming, Source
+from refitd.state.store import Store
 from refitd.text import listed
 from refitd_client.contract.states import EngineState
-
-
-class EngineWriter(Protocol):
-    """Where it is written down: the store."""
-
-    def put_engine(self, record: EngineRecord, text: str | None = None) -> None: ...
 
 
 def follows(engine: EngineRecord, run: str | None, *, named: bool) -> EngineRecord:
@@ -58,16 +52,12 @@ def moved(engine: EngineRecord, run: str) -> EngineRecord:
     return follows(engine, run, named=True).having(moved=engine.naming.said != run)
 
 
-def move(books: EngineWriter, engine: EngineRecord, run: str) -> None:
-    """Move an engine and log it, unless it follows that run by name already.
-
-    Args:
-        books: writes the engine: the store.
-    """
+def move(store: Store, engine: EngineRecord, run: str) -> None:
+    """Move an engine and log it, unless it follows that run by name already."""
     after = moved(engine, run)
     if after != engine:
         left = "" if engine.run is None else f", and no longer {engine.run}"
-        books.put_engine(after, f"moved: follows run {run}{left}")
+        store.put_engine(after, f"moved: follows run {run}{left}")
 
 
 def how_to_bring(engines: Sequence[EngineRecord], run: str, closed: Collection[str]) -> str:

@@ -127,8 +127,7 @@ class DiskFolders:
 
     async def examine(self, path: str) -> Holdings | Gone | Refused:
         """Say what lies in a folder, that it is gone, or why it must not be touched."""
-        look = self._in_root(lambda root: look_at(root, path, self._known.get(path)))
-        return await self._threads.run(f"looking at {path}", look, within=LOOK_TIMEOUT_SECONDS)
+        return await self._look(f"looking at {path}", lambda root: look_at(root, path, self._known.get(path)))
 
     async def weigh(self, paths: Sequence[str]) -> dict[str, Holdings | Gone | Refused]:
         """The same of many folders."""
@@ -137,7 +136,7 @@ class DiskFolders:
         def all_in(root: int) -> dict[str, Holdings | Gone | Refused]:
             return {path: look_at(root, path, known.get(path)) for path in paths}
 
-        found = await self._threads.run("looking at versions", self._in_root(all_in), within=LISTING_SECONDS)
+        found = await self._look("looking at versions", all_in, LISTING_SECONDS)
         known |= {path: each for path, each in found.items() if isinstance(each, Holdings)}
         return found
 
@@ -158,31 +157,28 @@ class DiskFolders:
 
     async def free(self) -> int:
         """The bytes that are free on the root's file system."""
-        look = self._in_root(lambda root: shutil.disk_usage(root).free)
-        return await self._threads.run("looking how much is free", look, within=LOOK_TIMEOUT_SECONDS)
+        return await self._look("looking how much is free", lambda root: shutil.disk_usage(root).free)
 
     async def is_published(self, run: str) -> bool:
         """Whether a publisher that is alive holds a run."""
-        look = self._in_root(lambda root: incoming.is_published(root, run))
-        return await self._threads.run(f"looking at run {run}", look, within=LOOK_TIMEOUT_SECONDS)
+        return await self._look(f"looking at run {run}", lambda root: incoming.is_published(root, run))
 
-    async def survey(self, runs: Sequence[str], older_than: float) -> list[incoming.Incoming]:
+    async def survey(self, runs: Sequence[str]) -> list[incoming.Incoming]:
         """All folders in which a version of one of the runs is being written, or was."""
-        look = self._in_root(lambda root: incoming.survey(root, runs, older_than))
-        return await self._threads.run("listing what is being written", look, within=LISTING_SECONDS)
-
-    async def discard_abandoned(self, path: str, older_than: float) -> Discarded | Gone | Refused:
-        """Look once more, and move such a folder into the trash."""
-        return await self._deleting(
-            f"moving {path} away", lambda root: incoming.discard_abandoned(root, path, older_than)
+        return await self._look(
+            "listing what is being written", lambda root: incoming.survey(root, runs), LISTING_SECONDS
         )
+
+    async def discard_abandoned(self, path: str) -> Discarded | Gone | Refused:
+        """Look once more, and move such a folder into the trash."""
+        return await self._deleting(f"moving {path} away", lambda root: incoming.discard_abandoned(root, path))
 
     async def hand_back(self, discarded: Discarded, run: str) -> Slot | Refused:
         """Make a slot of a version that was just discarded."""
         return await self._deleting("handing a slot back", lambda root: slots.hand_back(root, discarded, run))
 
     async def slots(self) -> list[Slot]:
-        return await self._threads.run("listing the slots", self._in_root(slots.survey), within=LOOK_TIMEOUT_SECONDS)
+        return await self._look("listing the slots", slots.survey)
 
     async def withdraw(self, slot: Slot) -> Discarded | Gone | Refused:
         """Move a slot into the trash."""
@@ -190,8 +186,7 @@ class DiskFolders:
 
     async def layout(self, path: str) -> str | None:
         """The layout of a version, None where its files cannot be a slot's."""
-        look = self._in_root(lambda root: slots.layout_at(root, path))
-        return await self._threads.run(f"looking at {path}", look, within=LOOK_TIMEOUT_SECONDS)
+        return await self._look(f"looking at {path}", lambda root: slots.layout_at(root, path))
 
     async def empty(self) -> Emptied:
         """Delete what lies in the trash."""
@@ -200,7 +195,10 @@ class DiskFolders:
 
     async def trash_room(self) -> tuple[int, int]:
         """The bytes in the trash that are going to be deleted, and those that are not."""
-        return await self._threads.run("looking into the trash", self._in_root(trash.room), within=LOOK_TIMEOUT_SECONDS)
+        return await self._look("looking into the trash", trash.room)
+
+    async def _look(self, what: str, work: Callable[[int], AnswerT], within: float = LOOK_TIMEOUT_SECONDS) -> AnswerT:
+        return await self._threads.run(what, self._in_root(work), within=within)
 
     def _in_root(self, work: Callable[[int], AnswerT]) -> Callable[[], AnswerT]:
         """File work for a thread. It opens the root for itself: a handle shared with it could be closed under it."""

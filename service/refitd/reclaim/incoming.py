@@ -26,6 +26,7 @@ from refitd_client.contract.naming import INCOMING_PREFIX, PULLS, SERVICE_FOLDER
 from refitd_client.files.plain_file import LockState, open_plain, try_lock
 from refitd_client.publish.run_folder import LOCK_NAME
 
+OLD_SECONDS = 3600.0  # age at which an unlocked folder is abandoned that another host may be writing
 WITHOUT_LOCK = 24  # a folder without a lock must be this many times as old
 MAX_DEPTH = 8
 
@@ -41,17 +42,14 @@ class _Content:
         return _Content(max(self.newest, other.newest), self.bytes + other.bytes)
 
 
-def survey(root: int, runs: Sequence[str], older_than: float) -> list[Incoming]:
+def survey(root: int, runs: Sequence[str]) -> list[Incoming]:
     """All incoming folders of the runs and whether each is abandoned. Writes nothing but its own folder's time.
-
-    Args:
-        older_than: seconds after which a folder whose lock is free is abandoned.
 
     Raises:
         OSError: the service's own folder in the root cannot be written.
     """
     now = _now(root)
-    return [found for run in sorted(runs) for found in _of_run(root, run, older_than, now)]
+    return [found for run in sorted(runs) for found in _of_run(root, run, now)]
 
 
 def is_published(root: int, run: str) -> bool:
@@ -67,11 +65,8 @@ def is_published(root: int, run: str) -> bool:
         return False
 
 
-def discard_abandoned(root: int, path: str, older_than: float) -> Discarded | Gone | Refused:
+def discard_abandoned(root: int, path: str) -> Discarded | Gone | Refused:
     """Look once more, and move the folder into the trash while holding its lock, so that no publisher takes it up.
-
-    Args:
-        older_than: seconds after which a folder whose lock is free is abandoned.
 
     Raises:
         OSError: the service's own folder in the root cannot be written.
@@ -83,7 +78,7 @@ def discard_abandoned(root: int, path: str, older_than: float) -> Discarded | Go
         return Refused(path, f"{path!r} is not the path of an incoming folder under the root")
     try:
         with below(root, parts) as folder, _locked(folder) as lock:
-            found = _judge(path, _aged(lock, is_kept=is_kept), _sum_up(folder, MAX_DEPTH), older_than, now)
+            found = _judge(path, _aged(lock, is_kept=is_kept), _sum_up(folder, MAX_DEPTH), now)
             if not found.abandoned:
                 return Refused(path, found.reason)
             return discard(root, path, identity_of(os.fstat(folder)))
@@ -93,7 +88,7 @@ def discard_abandoned(root: int, path: str, older_than: float) -> Discarded | Go
         return Refused(path, f"{path} cannot be read: {error.strerror}")
 
 
-def _of_run(root: int, run: str, older_than: float, now: float) -> Iterator[Incoming]:
+def _of_run(root: int, run: str, now: float) -> Iterator[Incoming]:
     parts = parts_below(run)
     if parts is None:
         return
@@ -102,7 +97,7 @@ def _of_run(root: int, run: str, older_than: float, now: float) -> Iterator[Inco
             names = sorted(name for name in os.listdir(folder) if name.startswith(INCOMING_PREFIX))
             is_kept = bool(names) and _pulls(root, run)
             for name in names:
-                found = _look(folder, name, f"{run}/{name}", older_than, now, is_kept=is_kept)
+                found = _look(folder, name, f"{run}/{name}", now, is_kept=is_kept)
                 if found is not None:
                     yield found
     except FileNotFoundError:
@@ -124,19 +119,19 @@ def _aged(lock: LockState, *, is_kept: bool) -> LockState:
     return LockState.FREE if lock is LockState.GONE and is_kept else lock
 
 
-def _look(parent: int, name: str, path: str, older_than: float, now: float, *, is_kept: bool) -> Incoming | None:
+def _look(parent: int, name: str, path: str, now: float, *, is_kept: bool) -> Incoming | None:
     try:
         with opened(name, parent) as folder, _locked(folder) as lock:
-            return _judge(path, _aged(lock, is_kept=is_kept), _sum_up(folder, MAX_DEPTH), older_than, now)
+            return _judge(path, _aged(lock, is_kept=is_kept), _sum_up(folder, MAX_DEPTH), now)
     except FileNotFoundError:
         return None  # published or cleaned up just now
     except OSError as error:
         return Incoming(path=path, abandoned=False, reason=f"it cannot be read: {error.strerror}")
 
 
-def _judge(path: str, lock: LockState, content: _Content, older_than: float, now: float) -> Incoming:
+def _judge(path: str, lock: LockState, content: _Content, now: float) -> Incoming:
     age = now - content.newest
-    limit = older_than * WITHOUT_LOCK if lock is LockState.MISSING else older_than
+    limit = OLD_SECONDS * (WITHOUT_LOCK if lock is LockState.MISSING else 1)
     if lock is LockState.HELD:
         is_abandoned, reason = False, "its publisher is alive: it holds the lock"
     elif lock is LockState.GONE:

@@ -39,16 +39,14 @@ from refitd.policy.lines import (
     left_line,
     over_budget,
     plan_of,
-    recycled_line,
-    refused_line,
     too_small,
     trash_lines,
     version_line,
-    with_reason,
+    with_reasons,
 )
 from refitd.policy.readiness import Withheld
 from refitd.policy.spare_slots import ReclaimRules, SlotRules, SlotVerdict, newest_full, spare, why_not
-from refitd.reclaim.facts import StoreFacts, StoreWriter
+from refitd.reclaim.books import Books
 from refitd.reclaim.folders import DiskFolders
 from refitd.root.scan import Discarded, Gone, Incoming, Listing, ListingFailed, Refused
 from refitd.state.journal.journal import JournalError
@@ -90,34 +88,27 @@ class _Seen:
         return self.weights.get(version.id, Weight(bytes=version.files.bytes))
 
 
-INCOMING_SECONDS = 3600.0  # age at which an unlocked .incoming-* is abandoned that another host may be writing
-
-
 class Sweeper:
     """Plans and runs sweeps of one root, one at a time. `kept` is what the last one left there, in bytes."""
 
     def __init__(
         self,
         folders: DiskFolders,
-        facts: StoreFacts,
-        writer: StoreWriter,
+        books: Books,
         clock: Clock,
         *,
         rules: KeepRules,
-        incoming_ttl: float = INCOMING_SECONDS,
         slots: SlotRules | None = None,
         copies: CopySweep | None = None,
     ) -> None:
-        """Do nothing yet. `incoming_ttl` is in seconds; without `slots` nothing is recycled."""
+        """Do nothing yet. Without `slots` nothing is recycled."""
         self.kept: Mapping[KeptFor, int] = dict.fromkeys(KeptFor, 0)
         self._copies = copies
         self._folders = folders
-        self._facts = facts
-        self._writer = writer
+        self._books = books
         self._clock = clock
         self._rules = rules
-        self._incoming_ttl = incoming_ttl
-        self._recycler = Recycler(folders, facts, clock, slots or SlotRules(off="slots are off"), self._used)
+        self._recycler = Recycler(folders, books, clock, slots or SlotRules(off="slots are off"), self._used)
         self._recycles = slots is not None
         self._evidence_since: dict[str, float] = {}
         self._seen = _Seen()
@@ -131,7 +122,7 @@ class Sweeper:
         Raises:
             OSError: the root cannot be read.
         """
-        listing = await self._facts.listing()
+        listing = await self._books.listing()
         seen = await self._observe(listing)
         if not self._turn.locked():  # a sweep that runs goes by what it has seen itself
             self._seen = seen
@@ -154,10 +145,10 @@ class Sweeper:
 
         Raises:
             OSError: the root cannot be read.
-            Exception: what `StoreWriter.durable` raises; nothing is deleted before it is written down.
+            Exception: what `Books.durable` raises; nothing is deleted before it is written down.
         """
         async with self._turn:
-            listing = await self._facts.listing()
+            listing = await self._books.listing()
             if self._known(listing) is not None:  # a killed sweep left it; what cannot be deleted counts in the budget
                 emptied = await self._folders.empty()
                 self._stuck = (await self._folders.trash_room())[0] if emptied.left else 0
@@ -172,11 +163,11 @@ class Sweeper:
                 lines += await self._recycler.run()
                 lines += [] if self._copies is None else await self._copies.sweep()
                 # After the versions: a version without its manifest would not be loaded.
-                await self._folders.forget_manifests([version.path for version in self._facts.versions()])
+                await self._folders.forget_manifests([version.path for version in self._books.versions()])
                 emptied = await self._folders.empty()
                 lines += trash_lines(*await self._folders.trash_room(), emptied.left)
-            versions = {version.id: version for version in self._facts.versions()}
-            self.kept = bytes_by_reason(lines, versions, leases(self._facts.views()))
+            versions = {version.id: version for version in self._books.versions()}
+            self.kept = bytes_by_reason(lines, versions, leases(self._books.views()))
             done = plan_of(lines, self._rules.disk_budget, done=True)
             now, fault = self._clock.monotonic(), over_budget(done)
             self._over_since = None if fault is None else now if self._over_since is None else self._over_since
@@ -184,7 +175,7 @@ class Sweeper:
             good = [v for v in versions.values() if v.state is VersionState.SEALED and not self._rules.spares(v)]
             largest = max((version.files.bytes or 0 for version in good), default=0)
             never_fits = too_small(done, largest, await self._folders.free())
-            self._writer.budgeted(never_fits or (fault if is_late else None))
+            self._books.budgeted(never_fits or (fault if is_late else None))
             return done
 
     async def why_not_deleted(self, run: str) -> str | None:
@@ -194,21 +185,21 @@ class Sweeper:
             OSError: the root cannot be read.
         """
         is_published = await self._folders.is_published(run)
-        versions = [version for version in self._facts.versions() if version.run == run]
+        versions = [version for version in self._books.versions() if version.run == run]
         own = [v.path for v in versions if self._rules.spares(v) and v.state is not VersionState.LOST]
         found = await self._folders.weigh(own)
         own = [path for path in own if not isinstance(found[path], Gone)]  # a rejected one may be deleted by now
-        return why_not_deleted(run, versions, self._facts.views(), own, is_published=is_published)
+        return why_not_deleted(run, versions, self._books.views(), own, is_published=is_published)
 
     async def _observe(self, listing: Listing | ListingFailed | Withheld) -> _Seen:
         """Weigh the folders whose size is in no record, then look at what is being written.
 
         In this order, a folder that is published in between counts at most once.
         """
-        versions, known = self._facts.versions(), self._known(listing)
+        versions, known = self._books.versions(), self._known(listing)
         if known is None:
             return _Seen(weigh(versions, {}, self._rules.spares))
-        taken, gone = {version.path for version in versions}, self._facts.gone()
+        taken, gone = {version.path for version in versions}, self._books.gone()
         left = [  # the folders whose versions were deleted
             found.path
             for found in known.found
@@ -218,7 +209,7 @@ class Sweeper:
         found = await self._folders.weigh(wanted) if wanted else {}
         weights = weigh(versions, found, self._rules.spares)
         runs = sorted(known.runs | {version.run for version in versions})
-        incoming = await self._folders.survey(runs, self._incoming_ttl)
+        incoming = await self._folders.survey(runs)
         there = ((path, found.get(path)) for path in left)
         return _Seen(weights, incoming, [(path, each) for path, each in there if isinstance(each, Holdings)])
 
@@ -226,19 +217,19 @@ class Sweeper:
         """Write down sizes and ages, so that a service that restarts goes on from there. The age of a version that
         becomes evidence for a second time begins at 0.
         """
-        versions = self._facts.versions()
+        versions = self._books.versions()
         ages = self._ages(versions)
         for version in versions:
             size = self._seen.weight(version).bytes
             is_sized_here = version.state in {VersionState.REJECTED, VersionState.UNKNOWN}
             if is_sized_here and size is not None and size != version.files.bytes:
-                self._writer.sized(version.id, size)
+                self._books.sized(version.id, size)
             age = ages.get(version.id, 0.0)
             if age - version.verdict.bad_for >= AGE_STEP or age < version.verdict.bad_for:
-                self._writer.aged(version.id, age)
+                self._books.aged(version.id, age)
 
     def _verdicts(self, listing: Listing | ListingFailed | Withheld, seen: _Seen) -> list[KeepVerdict]:
-        versions, views = self._facts.versions(), self._facts.views()
+        versions, views = self._books.versions(), self._books.views()
         return keep(
             versions,
             leases(views),
@@ -255,7 +246,7 @@ class Sweeper:
         """The listing, None where nothing may be deleted by it: it failed, is withheld, or is empty though versions are
         known. What a kill has left of deleted ones needs no listing.
         """
-        known = any(version.state is not VersionState.RETIRED for version in self._facts.versions())
+        known = any(version.state is not VersionState.RETIRED for version in self._books.versions())
         return listing if isinstance(listing, Listing) and (listing.found or not known) else None
 
     def _beside(self, seen: _Seen) -> dict[str, int]:
@@ -266,7 +257,7 @@ class Sweeper:
     def _used(self) -> int:
         """The bytes of the disk budget that everything but slots takes now."""
         weights = self._seen.weights
-        versions = sum(weights.get(version.id, Weight()).counted for version in self._facts.versions())
+        versions = sum(weights.get(version.id, Weight()).counted for version in self._books.versions())
         return versions + sum(self._beside(self._seen).values())
 
     def _ages(self, versions: Iterable[VersionRecord]) -> dict[str, float]:
@@ -283,7 +274,7 @@ class Sweeper:
         verdict = next(
             (verdict for verdict in self._verdicts(listing, self._seen) if verdict.record.id == version), None
         )
-        above = [] if verdict is None or verdict.keep else standing_on(verdict.record, self._facts.versions())
+        above = [] if verdict is None or verdict.keep else standing_on(verdict.record, self._books.versions())
         if verdict is None or not above:
             return verdict
         return replace(verdict, keep=True, reasons=(f"{above[0].id} stands on it, and goes first",))
@@ -297,13 +288,13 @@ class Sweeper:
             came_back = self._rules.spares(record)  # a trainer's own folder that was not there when the root was listed
             folder = Refused(record.path, SPARED) if came_back else _refusal(record, folder) or folder
         if isinstance(folder, Refused):
-            return refused_line(record, folder, self._seen.weight(record))
+            return version_line(KeepVerdict(record, keep=True, reasons=(folder.reason,)), self._seen.weight(record))
         now = self._verdict_of(record.id, listing)
         if now is None or now.keep:
             return version_line(now or verdict, self._seen.weight(record))
         if now.record.state is not VersionState.RETIRED:
-            self._writer.retire(now.record, "; ".join(now.reasons))  # nothing is awaited between the question and this
-        await self._writer.durable()
+            self._books.retire(now.record, "; ".join(now.reasons))  # nothing is awaited between the question and this
+        await self._books.durable()
         now = self._verdict_of(record.id, listing)
         if now is None or now.keep:
             return version_line(now or verdict, self._seen.weight(record))
@@ -312,25 +303,24 @@ class Sweeper:
     async def _discard(self, verdict: KeepVerdict, folder: Holdings | Gone) -> Reclaimable:
         record = verdict.record
         if isinstance(folder, Gone):
-            self._writer.deleted(record)
+            self._books.deleted(record)
             return version_line(verdict, Weight(bytes=0))
         weight = weight_of(record, folder, is_spared=False)
         outcome = await self._folders.discard(record.path, folder) if folder.files else Gone(record.path)
         if isinstance(outcome, Refused):
-            return refused_line(record, outcome, weight)
+            return version_line(KeepVerdict(record, keep=True, reasons=(outcome.reason,)), weight)
         refusal = None
         if isinstance(outcome, Discarded) and self._recycles and not folder.others:
             refusal = await self._recycler.take_over(record, outcome)
-            if refusal is None:
-                self._writer.deleted(record)
-                return recycled_line(verdict)
-        self._writer.deleted(record)
-        return version_line(with_reason(with_reason(verdict, refusal), folder.rest), weight)
+            if refusal is None:  # nothing was freed
+                refusal, weight = "its files are a free slot now", Weight()
+        self._books.deleted(record)
+        return version_line(with_reasons(verdict, refusal, folder.rest), weight)
 
     async def _settle_incoming(self, found: Incoming) -> Reclaimable:
         if not found.abandoned:
             return incoming_line(found)
-        outcome = await self._folders.discard_abandoned(found.path, self._incoming_ttl)
+        outcome = await self._folders.discard_abandoned(found.path)
         if isinstance(outcome, Refused):
             return replace(incoming_line(found), keep=True, reasons=[outcome.reason])
         return incoming_line(found)
@@ -348,8 +338,8 @@ def _planned_line(verdict: KeepVerdict, found: Found | None, seen: _Seen) -> Rec
         return version_line(verdict, seen.weight(verdict.record))
     weight = weight_of(verdict.record, found, is_spared=False)
     if (refusal := _refusal(verdict.record, found)) is not None:
-        return refused_line(verdict.record, refusal, weight)
-    return version_line(with_reason(verdict, found.rest), weight)
+        return version_line(KeepVerdict(verdict.record, keep=True, reasons=(refusal.reason,)), weight)
+    return version_line(with_reasons(verdict, found.rest), weight)
 
 
 class Collector:
@@ -358,23 +348,15 @@ class Collector:
     def __init__(
         self,
         store: Store,
-        facts: StoreFacts,
+        books: Books,
         folders: DiskFolders,
         rules: ReclaimRules,
         copies: CopySweep | None = None,
     ) -> None:
         self._store = store
         self._interval = rules.interval
-        self._facts = facts
-        self.sweeper = Sweeper(
-            folders,
-            self._facts,
-            StoreWriter(store),
-            store.clock,
-            rules=rules.keep,
-            slots=rules.slots,
-            copies=copies,
-        )
+        self._books = books
+        self.sweeper = Sweeper(folders, books, store.clock, rules=rules.keep, slots=rules.slots, copies=copies)
 
     async def run(self) -> None:
         """Sweep until cancelled."""
@@ -382,7 +364,7 @@ class Collector:
         while True:
             seen = await self._store.changed.wait_after(seen, within=self._interval)
             try:
-                if not self._store.origin.rebuilt and self._facts.rebuilding() is None:
+                if not self._store.origin.rebuilt and self._books.rebuilding() is None:
                     self._store.rebuilt()
                 await self.sweeper.run()
             except (OSError, JournalError) as error:
@@ -392,18 +374,16 @@ class Collector:
 
 _NUMBERS = re.compile(r"\d+")
 
-log = structlog.get_logger("refitd")
-
 
 class Recycler:
     """Belongs to one sweeper, which calls it in its turn."""
 
     def __init__(
-        self, folders: DiskFolders, facts: StoreFacts, clock: Clock, rules: SlotRules, used: Callable[[], int]
+        self, folders: DiskFolders, books: Books, clock: Clock, rules: SlotRules, used: Callable[[], int]
     ) -> None:
         """Do nothing yet. `used` returns how many bytes of the disk budget everything but slots takes."""
         self._folders = folders
-        self._facts = facts
+        self._books = books
         self._clock = clock
         self._rules = rules
         self._used = used
@@ -435,7 +415,7 @@ class Recycler:
         now = self._clock.monotonic()
         self._since = {slot.path: self._since.get(slot.path, now) for slot in slots}
         ages = {path: now - since for path, since in self._since.items()}
-        newest, closed = await self._newest(), self._facts.views().closed
+        newest, closed = await self._newest(), self._books.views().closed
         return spare(slots, newest, self._rules, used=self._used(), ages=ages, closed=closed)
 
     async def run(self) -> list[Reclaimable]:
@@ -452,7 +432,7 @@ class Recycler:
     async def _refusal(self, record: VersionRecord) -> str | None:
         if self._rules.off is not None:
             return self._rules.off
-        if record.run in self._facts.views().closed:
+        if record.run in self._books.views().closed:
             return f"run {record.run} is closed"
         layout = (await self._newest()).get(record.run)
         if layout is None:
@@ -460,11 +440,11 @@ class Recycler:
         mine = [slot for slot in await self._folders.slots() if slot.run == record.run and slot.layout == layout]
         if len(mine) >= self._rules.count:
             return f"run {record.run} has {len(mine)} free slots"
-        return why_not(record, self._facts.views())
+        return why_not(record, self._books.views())
 
     async def _newest(self) -> dict[str, str | None]:
         """The layouts of the newest versions. A version never changes, so each is looked at once."""
-        newest = {version.run: version for version in newest_full(self._facts.versions())}
+        newest = {version.run: version for version in newest_full(self._books.versions())}
         known = {version.id: self._layouts.get(version.id) for version in newest.values()}
         for version in newest.values():
             if known[version.id] is None:

@@ -31,7 +31,7 @@ from refitd.policy.materialize import (
     doubted,
     spare,
 )
-from refitd.reclaim.facts import StoreFacts
+from refitd.reclaim.books import Books
 from refitd.root.handle import LOOK_TIMEOUT_SECONDS, RootThreads
 from refitd.root.scan import Refused
 from refitd.state.journal.journal import JournalError
@@ -103,7 +103,7 @@ class Materializer:
         folders: the copies on disk.
     """
 
-    def __init__(self, store: Store, targets: Targets, facts: StoreFacts, folders: DiskCopies) -> None:
+    def __init__(self, store: Store, targets: Targets, facts: Books, folders: DiskCopies) -> None:
         self._store = store
         self._targets = targets
         self._facts = facts

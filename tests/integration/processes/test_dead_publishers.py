@@ -17,7 +17,6 @@ from refitd.root.scan import Discarded, Refused
 from refitd_client import WeightPublisher
 from refitd_client.files import plain_file
 
-HOUR = 3600.0
 WEIGHTS = {"layer.weight": np.zeros((4, 4), dtype=np.float32)}
 
 WRITES = """
@@ -83,19 +82,19 @@ def test_a_living_publisher_of_another_run_loses_nothing(tmp_path: Path) -> None
     with writing(tmp_path, "other"):
         WeightPublisher(tmp_path, "run").close()
         with root_at(tmp_path) as root:
-            (found,) = survey(root, ["run", "other"], HOUR)
+            (found,) = survey(root, ["run", "other"])
             assert not found.abandoned
-            assert isinstance(discard_abandoned(root, found.path, HOUR), Refused)
+            assert isinstance(discard_abandoned(root, found.path), Refused)
         assert len(left_in(tmp_path, "other")) == 1
 
 
 def test_a_collector_takes_what_a_killed_publisher_left_at_once(tmp_path: Path) -> None:
     left = dead(tmp_path, "run")
     with root_at(tmp_path) as root:
-        (found,) = survey(root, ["run"], HOUR)
+        (found,) = survey(root, ["run"])
         assert found.abandoned
         assert found.reason.endswith("and its publisher is gone")
-        assert discard_abandoned(root, found.path, HOUR) == Discarded(found.path)
+        assert discard_abandoned(root, found.path) == Discarded(found.path)
     assert not left.exists()
 
 
@@ -112,11 +111,11 @@ def test_what_another_host_may_be_writing_stays_until_it_is_old(tmp_path: Path) 
     WeightPublisher(tmp_path, "run").close()
     assert left.exists()
     with root_at(tmp_path) as root:
-        (found,) = survey(root, ["run"], HOUR)
+        (found,) = survey(root, ["run"])
         assert not found.abandoned
         for path in [*left.iterdir(), left]:
             os.utime(path, (1, 1))
-        (found,) = survey(root, ["run"], HOUR)
+        (found,) = survey(root, ["run"])
         assert found.abandoned
 
 
@@ -136,7 +135,7 @@ def test_what_a_pull_of_this_service_left_is_not_taken_for_dead(tmp_path: Path) 
     journals.mkdir(parents=True)
     (journals / "v000001").write_text("{}")
     with root_at(tmp_path) as root:
-        (found,) = survey(root, ["run"], HOUR)
+        (found,) = survey(root, ["run"])
         assert not found.abandoned
     assert left.exists()
 
@@ -170,10 +169,10 @@ def test_a_publisher_waits_for_a_look_at_its_lock_and_makes_another_folder_where
         name = str(Path(f"/proc/self/fd/{fd}").readlink())
         if ".incoming-" in name and not taken:
             with root_at(tmp_path) as root:
-                (found,) = survey(root, ["run"], HOUR)
+                (found,) = survey(root, ["run"])
                 assert found.abandoned
                 taken.append(found.path)
-                assert discard_abandoned(root, found.path, HOUR) == Discarded(found.path)
+                assert discard_abandoned(root, found.path) == Discarded(found.path)
         return real(fd)
 
     monkeypatch.setattr(plain_file, "_is_taken", taken_away_first)

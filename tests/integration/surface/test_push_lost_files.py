@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from refitd.reclaim.facts import StoreWriter
+from refitd.catalog.files import DiskFiles
+from refitd.reclaim.books import Books
 from refitd_client.bucket.pointer import Pointer
 from refitd_client.contract.states import VersionState
 from support.buckets import ScriptedBucket
@@ -65,7 +66,7 @@ async def test_a_rollback_bars_what_was_lost_and_is_deleted_also_behind_a_newer_
             await stage.until(id_of(step), lambda record: record.state is VersionState.SEALED)
             await pushed(stage, bucket)
         await lost(stage, 3)
-        writer = StoreWriter(stage.store)
+        writer = Books(stage.store, stage.targets, DiskFiles(stage.root))
         writer.retire(stage.store.versions[id_of(3)], "evidence for long enough")
         writer.deleted(stage.store.versions[id_of(3)])
         if not is_newest:

@@ -10,7 +10,7 @@ import pytest
 from refitd.catalog.files import DiskFiles
 from refitd.engine.port import Outcome, Refit
 from refitd.policy.leases import leases
-from refitd.reclaim.facts import StoreFacts
+from refitd.reclaim.books import Books
 from refitd_client.contract.naming import Order, version_id
 from refitd_client.contract.states import EngineState, UpdateState, VersionState
 from support.checkpoints import publish, tensors
@@ -88,7 +88,7 @@ def serves(stage: Stage) -> dict[str, str | None]:
 
 
 def leased(stage: Stage, version: str) -> list[str]:
-    held = leases(StoreFacts(stage.store, stage.targets, DiskFiles(Path("unused")), stage.catalog.judging).views())
+    held = leases(Books(stage.store, stage.targets, DiskFiles(Path("unused")), stage.catalog.judging).views())
     return [str(lease) for lease in held.get(version, ())]
 
 

@@ -15,7 +15,7 @@ from mortal import Life
 
 from refitd.catalog.files import DiskFiles
 from refitd.clock import SystemClock
-from refitd.reclaim.facts import StoreFacts
+from refitd.reclaim.books import Books
 from refitd.reclaim.folders import DiskFolders
 from refitd.reclaim.sweep import Collector
 from refitd.settings import Settings
@@ -40,7 +40,7 @@ async def sweep(place: Path, keep_last: int, delete: str | None = None) -> Recla
         if delete is not None:
             store.delete_run(delete)
             await store.durable()
-        facts = StoreFacts(store, Targets(store), DiskFiles(root))
+        facts = Books(store, Targets(store), DiskFiles(root))
         plan = await Collector(store, facts, DiskFolders(root), settings.reclaim_rules).sweeper.run()
         await store.durable()
         return plan

@@ -81,10 +81,10 @@ MUTANTS = [
     Mutant(
         "does not ask again after it has retired a version",
         "service/refitd/reclaim/sweep.py",
-        "        await self._writer.durable()\n        now = self._verdict_of(record.id, listing)\n"
+        "        await self._books.durable()\n        now = self._verdict_of(record.id, listing)\n"
         "        if now is None or now.keep:\n"
         "            return version_line(now or verdict, self._seen.weight(record))\n",
-        "        await self._writer.durable()\n",
+        "        await self._books.durable()\n",
         "tests/unit/reclaim/test_sweep.py",
     ),
     Mutant(

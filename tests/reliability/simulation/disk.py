@@ -504,14 +504,13 @@ class SimFolders:
     def _slot(self, name: str, folder: SimFolder) -> Slot:
         return Slot(run="run", name=name, bytes=100, layout=folder.make.layout)
 
-    async def survey(self, runs: Sequence[str], older_than: float) -> list[Incoming]:
+    async def survey(self, runs: Sequence[str]) -> list[Incoming]:
         await self._pause()
         why = {False: "its publisher is gone", True: "its publisher is alive"}
         found = [] if self._disk.hidden else list(self._disk.incoming.items())
         return [Incoming(path=path, abandoned=not lives, reason=why[lives], bytes=100) for path, lives in found]
 
-    async def discard_abandoned(self, path: str, older_than: float) -> Discarded | Gone | Refused:
-        del older_than
+    async def discard_abandoned(self, path: str) -> Discarded | Gone | Refused:
         await self._pause()
         assert not self._disk.incoming.pop(path, False), f"7: {path} is deleted while it is written"
         return Discarded(path)

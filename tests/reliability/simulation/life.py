@@ -19,7 +19,7 @@ from refitd.catalog.examining import References
 from refitd.catalog.intake import Intake
 from refitd.engine.port import EnginePort
 from refitd.engine.registry import EngineSpec
-from refitd.reclaim.facts import StoreFacts
+from refitd.reclaim.books import Books
 from refitd.reclaim.sweep import Collector
 from refitd.state.decisions import DecisionFile
 from refitd.state.followers import Followers
@@ -133,8 +133,8 @@ class Life:
 
         return connect if self.hosts is None else self.hosts.connector(connect, root=MOUNT, load_timeout=LOAD_TIMEOUT)
 
-    def _facts(self, files: SimFiles) -> StoreFacts:
-        return StoreFacts(
+    def _facts(self, files: SimFiles) -> Books:
+        return Books(
             self.store,
             self.targets,
             files,

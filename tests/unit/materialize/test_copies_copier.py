@@ -5,7 +5,7 @@ from pathlib import Path
 from refitd.catalog.files import DiskFiles
 from refitd.clock import SystemClock
 from refitd.policy.materialize import MakeCopy
-from refitd.reclaim.facts import StoreFacts
+from refitd.reclaim.books import Books
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
 from refitd.update.targets import Targets
@@ -26,7 +26,7 @@ async def test_a_copy_that_cannot_be_deleted_is_not_forgotten_and_is_deleted_lat
     for record in versions:
         store.put_version(record)
     store.put_engine(engine("x", serving=versions[2].id, model_path=f"/mnt/{read.path}", configuration="known"))
-    materializer = Materializer(store, targets, StoreFacts(store, targets, DiskFiles(root)), disk)
+    materializer = Materializer(store, targets, Books(store, targets, DiskFiles(root)), disk)
     assert await materializer.survey()
     stray = root / ".refitd/trash"
     stray.write_text("no folder")

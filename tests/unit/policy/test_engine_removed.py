@@ -14,7 +14,7 @@ from refitd.policy.keep import KeepRules, keep
 from refitd.policy.leases import DEAD_AFTER, EngineView, Load, Views, leases
 from refitd.policy.materialize import Copy, spare
 from refitd.policy.spare_slots import why_not
-from refitd.reclaim.facts import StoreFacts
+from refitd.reclaim.books import Books
 from refitd.root.scan import FoundFolder, Listing
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
@@ -40,7 +40,7 @@ def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def views(store: Store) -> Views:
-    return StoreFacts(store, Targets(store), DiskFiles(Path("unused"))).views()
+    return Books(store, Targets(store), DiskFiles(Path("unused"))).views()
 
 
 def may_be_recycled(store: Store) -> bool:

@@ -11,7 +11,7 @@ import pytest
 from refitd.engine.port import Outcome, Refit
 from refitd.policy.chain import needs_copy, step_in_place, takes_in_place
 from refitd.policy.strategy import Strategy, StrategyName
-from refitd.reclaim.facts import StoreFacts
+from refitd.reclaim.books import Books
 from refitd.state.records import EngineRecord
 from refitd.state.version import VersionRecord
 from refitd_client.contract.states import Kind, VersionState
@@ -150,7 +150,7 @@ async def test_where_all_have_the_plugin_no_copy_is_written(tmp_path: Path) -> N
         for _ in range(3):
             await served(stage, trainer)
         assert not (stage.root / ".refitd" / "copies").exists()
-        (view,) = StoreFacts(stage.store, stage.targets, None).views().engines  # type: ignore[arg-type]
+        (view,) = Books(stage.store, stage.targets, None).views().engines  # type: ignore[arg-type]
         assert (view.serving, view.beneath) == ("run~v000003", "run~v000001")
         await stage.sweep()
         assert {path.name for path in (stage.root / "run").glob("v*")} == {"v000001", "v000002", "v000003"}

@@ -2,17 +2,20 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from refitd.engine.port import Outcome, Refit
 from refitd.policy.leases import DEAD_AFTER, EngineView, LeaseKind, Views, leases
-from refitd.policy.readiness import unfinished
+from refitd.policy.readiness import waits_for
 from refitd.state.journal.journal import Journal
 from refitd.state.records import Origin
+from refitd.state.store import Store
 from refitd_client.contract.states import EngineState, VersionState
 from support.checkpoints import publish, tensors
+from support.records import engine
 from support.services import Stage, serving
 
 LOST = Origin(cause="the journal was corrupt", lost=True, rebuilt=False)
@@ -23,21 +26,24 @@ def view(state: EngineState = EngineState.IN_SYNC, **fields: Any) -> EngineView:
     return EngineView(id="a", run="run", state=state, **fields)
 
 
-def waits_for(*engines: EngineView, root: str | None = None, fleet: str | None = None) -> str | None:
-    return unfinished(engines, root_fault=root, fleet_fault=fleet)
+def waits(*states: EngineState, away: float = 0.0, root: str | None = None, fleet: str | None = None) -> str | None:
+    engines = {f"e{n}": engine(f"e{n}", state=state, unreachable_since=-away) for n, state in enumerate(states)}
+    clock = SimpleNamespace(monotonic=lambda: 0.0)
+    known = SimpleNamespace(clock=clock, origin=LOST, faults=SimpleNamespace(root=root, fleet=fleet), engines=engines)
+    return waits_for(cast("Store", known))
 
 
 def test_a_rebuild_waits_for_the_root_the_fleet_and_each_engine() -> None:
-    assert waits_for(view(), root="the root cannot be listed") == "the root cannot be listed"
-    assert waits_for(view(), fleet="the engines file cannot be used") == "the engines file cannot be used"
-    assert waits_for(view(), view(EngineState.PROBING)) == "engine a has not answered yet"
-    assert "cannot be reached" in (waits_for(view(EngineState.UNREACHABLE, unreachable_for=DEAD_AFTER - 1)) or "")
+    assert waits(EngineState.IN_SYNC, root="the root cannot be listed") == "the root cannot be listed"
+    assert waits(EngineState.IN_SYNC, fleet="the engines file cannot be used") == "the engines file cannot be used"
+    assert waits(EngineState.IN_SYNC, EngineState.PROBING) == "engine e1 has not answered yet"
+    assert "cannot be reached" in (waits(EngineState.UNREACHABLE, away=DEAD_AFTER - 1) or "")
 
 
 def test_a_rebuild_does_not_wait_for_the_dead_nor_for_those_that_answered_badly() -> None:
-    assert waits_for() is None
-    assert waits_for(view(EngineState.UNREACHABLE, unreachable_for=DEAD_AFTER)) is None
-    assert waits_for(view(EngineState.TAINTED), view(EngineState.QUARANTINED), view(EngineState.BEHIND)) is None
+    assert waits() is None
+    assert waits(EngineState.UNREACHABLE, away=DEAD_AFTER) is None
+    assert waits(EngineState.TAINTED, EngineState.QUARANTINED, EngineState.BEHIND) is None
 
 
 def test_a_folder_that_an_engine_names_is_leased_until_the_engine_is_dead() -> None:

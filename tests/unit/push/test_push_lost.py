@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from refitd.catalog.files import DiskFiles
 from refitd.clock import SystemClock
-from refitd.reclaim.facts import StoreWriter
+from refitd.reclaim.books import Books
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
+from refitd.update.targets import Targets
 from refitd_client.bucket.pointer import Pointer
 from refitd_client.contract.naming import Order, version_id
 from refitd_client.contract.states import VersionState
@@ -56,14 +58,17 @@ def lost(store: Store, step: int) -> None:
 
 def deleted(store: Store, step: int) -> None:
     """As collection does it."""
-    writer = StoreWriter(store)
-    writer.retire(store.versions[id_of(step)], "evidence for long enough")
-    writer.deleted(store.versions[id_of(step)])
+    retired(store, step)
+    _books(store).deleted(store.versions[id_of(step)])
 
 
 def retired(store: Store, step: int) -> None:
     """A collection that was killed."""
-    StoreWriter(store).retire(store.versions[id_of(step)], "evidence for long enough")
+    _books(store).retire(store.versions[id_of(step)], "evidence for long enough")
+
+
+def _books(store: Store) -> Books:
+    return Books(store, Targets(store), DiskFiles(Path("unused")))
 
 
 def is_on(pointer: Pointer, step: int) -> bool:

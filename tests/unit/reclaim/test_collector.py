@@ -5,7 +5,7 @@ from pathlib import Path
 
 from refitd.catalog.files import DiskFiles, Unreadable
 from refitd.clock import SystemClock
-from refitd.reclaim.facts import StoreFacts
+from refitd.reclaim.books import Books
 from refitd.root.scan import FoundFolder, Listing, ListingFailed
 from refitd.state.journal.journal import Journal
 from refitd.state.records import UpdateRecord
@@ -32,12 +32,12 @@ class Halved(DiskFiles):
         return {path: "there" if path in self._there else None for path in paths}
 
 
-def facts(folder: Path, *, listed: Sequence[str], there: Sequence[str]) -> StoreFacts:
+def facts(folder: Path, *, listed: Sequence[str], there: Sequence[str]) -> Books:
     store = Store(Journal(folder), SystemClock())
     for step in (1, 2):
         store.put_version(version(step))
     store.put_version(version(3, path="run/named-by-the-trainer"))
-    return StoreFacts(store, Targets(store), Halved(folder, listed, there))
+    return Books(store, Targets(store), Halved(folder, listed, there))
 
 
 ONE, TWO, NAMED = "run/v000001", "run/v000002", "run/named-by-the-trainer"
@@ -58,7 +58,7 @@ async def test_a_folder_with_a_name_of_its_own_counts_as_listed(tmp_path: Path) 
 
 def held_back(store: Store) -> bool:
     """Whether the sweep takes the run for one that is being rolled back."""
-    (run,) = StoreFacts(store, Targets(store), Halved(Path("unused"), [], [])).views().runs
+    (run,) = Books(store, Targets(store), Halved(Path("unused"), [], [])).views().runs
     return run.rolling_back
 
 

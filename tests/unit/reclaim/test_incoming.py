@@ -50,8 +50,8 @@ def make_old(folder: Path, seconds: float) -> None:
         os.utime(path, (then, then), follow_symlinks=False)
 
 
-def the_one(root: int, older_than: float = HOUR) -> Incoming:
-    (found,) = survey(root, ["exp/trial"], older_than)
+def the_one(root: int) -> Incoming:
+    (found,) = survey(root, ["exp/trial"])
     return found
 
 
@@ -59,23 +59,23 @@ def test_old_and_unlocked_is_abandoned(folder: Path, root: int) -> None:
     found = the_one(root)
     assert (found.path, found.abandoned, found.bytes) == (PATH, True, 30)
     assert found.reason == "abandoned: last written 2 h ago, and its lock is free"
-    assert discard_abandoned(root, PATH, HOUR) == Discarded(PATH)
+    assert discard_abandoned(root, PATH) == Discarded(PATH)
     assert not folder.exists()
     assert empty(root).folders == 1
 
 
-@pytest.mark.usefixtures("folder")
-def test_young_is_not_abandoned(root: int) -> None:
-    found = the_one(root, older_than=3 * HOUR)
+def test_young_is_not_abandoned(folder: Path, root: int) -> None:
+    make_old(folder, HOUR / 2)
+    found = the_one(root)
     assert not found.abandoned
-    assert found.reason == "last written 2 h ago: it may be abandoned after 3 h"
+    assert found.reason == "last written 30 min ago: it may be abandoned after 1 h"
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "inner/optimizer", "inner"])
 def test_the_newest_time_inside_counts(folder: Path, root: int, name: str) -> None:
     os.utime(folder / name)
     assert not the_one(root).abandoned
-    assert isinstance(discard_abandoned(root, PATH, HOUR), Refused)
+    assert isinstance(discard_abandoned(root, PATH), Refused)
     assert folder.exists()
 
 
@@ -86,7 +86,7 @@ def test_a_living_publisher_is_let_alone_however_slow_it_is(folder: Path, root: 
         fcntl.flock(lock, fcntl.LOCK_EX)
         found = the_one(root)
         assert (found.abandoned, found.reason) == (False, "its publisher is alive: it holds the lock")
-        assert discard_abandoned(root, PATH, HOUR) == Refused(PATH, found.reason)
+        assert discard_abandoned(root, PATH) == Refused(PATH, found.reason)
     assert folder.exists()
 
 
@@ -115,7 +115,7 @@ def test_no_publisher_comes_back_while_the_folder_is_discarded(
         return real(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(incoming, "discard", discard_beside_a_publisher)
-    assert discard_abandoned(root, PATH, HOUR) == Discarded(PATH)
+    assert discard_abandoned(root, PATH) == Discarded(PATH)
     assert refused == [True]
 
 
@@ -124,7 +124,7 @@ def test_without_a_lock_it_must_be_very_old(folder: Path, root: int, hours: floa
     (folder / ".lock").unlink()
     make_old(folder, hours * HOUR)
     assert the_one(root).abandoned is expected
-    assert isinstance(discard_abandoned(root, PATH, HOUR), Discarded if expected else Refused)
+    assert isinstance(discard_abandoned(root, PATH), Discarded if expected else Refused)
 
 
 def test_a_fifo_for_a_lock_does_not_stop_the_sweep(folder: Path, root: int) -> None:
@@ -151,12 +151,12 @@ def test_age_comes_from_the_clock_of_the_file_system(folder: Path, root: int, mo
 def test_links_in_place_of_incoming_folders_and_runs_are_not_followed(folder: Path, root: int, tmp_path: Path) -> None:
     (tmp_path / "exp" / "trial" / ".incoming-b").symlink_to(folder)
     (tmp_path / "linked").symlink_to(tmp_path / "exp")
-    found = {item.path: item for item in survey(root, ["exp/trial", "linked/trial", "../exp", "none"], HOUR)}
+    found = {item.path: item for item in survey(root, ["exp/trial", "linked/trial", "../exp", "none"])}
     assert found.keys() == {PATH, "exp/trial/.incoming-b", "linked/trial"}
     assert not found["exp/trial/.incoming-b"].abandoned
     assert not found["linked/trial"].abandoned
-    assert isinstance(discard_abandoned(root, "exp/trial/.incoming-b", HOUR), Refused)
-    assert isinstance(discard_abandoned(root, "linked/trial/.incoming-a1", HOUR), Refused)
+    assert isinstance(discard_abandoned(root, "exp/trial/.incoming-b"), Refused)
+    assert isinstance(discard_abandoned(root, "linked/trial/.incoming-a1"), Refused)
     assert folder.exists()
 
 
@@ -164,12 +164,12 @@ def test_only_incoming_folders_are_discarded_this_way(root: int, tmp_path: Path)
     (tmp_path / "exp" / "v000001").mkdir(parents=True)
     make_old(tmp_path / "exp" / "v000001", 1000 * HOUR)
     for path in ("exp/v000001", ".incoming-x/../exp", "../.incoming-x"):
-        assert isinstance(discard_abandoned(root, path, HOUR), Refused)
-    assert survey(root, ["exp"], HOUR) == []
+        assert isinstance(discard_abandoned(root, path), Refused)
+    assert survey(root, ["exp"]) == []
 
 
 def test_one_that_was_published_meanwhile_is_gone(root: int) -> None:
-    assert discard_abandoned(root, PATH, HOUR) == Gone(PATH)
+    assert discard_abandoned(root, PATH) == Gone(PATH)
 
 
 def test_a_folder_that_is_nested_too_deep_is_reported(folder: Path, root: int) -> None:

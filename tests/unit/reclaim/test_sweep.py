@@ -125,7 +125,7 @@ class StoppedClock(SystemClock):
 
 def sweeper(world: World, *, last: int = 2, folders: DiskFolders | None = None) -> Sweeper:
     folders = folders or DiskFolders(world.root)
-    return Sweeper(folders, world, world, StoppedClock(), rules=KeepRules(last=last), incoming_ttl=3600.0)
+    return Sweeper(folders, world, StoppedClock(), rules=KeepRules(last=last))
 
 
 def line(plan: ReclaimPlan, step: int) -> Reclaimable:
@@ -386,7 +386,7 @@ async def test_what_lies_where_a_version_was_deleted_is_told(world: World) -> No
 async def test_evidence_ages_by_the_monotonic_clock_from_when_it_was_first_seen(world: World) -> None:
     world.add(9, VersionState.REJECTED)
     clock = StoppedClock()
-    sweep = Sweeper(DiskFolders(world.root), world, world, clock, rules=KeepRules(), incoming_ttl=3600.0)
+    sweep = Sweeper(DiskFolders(world.root), world, clock, rules=KeepRules())
     clock.seconds = 1e6
     assert line(await sweep.run(), 9).reasons == ["it is evidence of why it was REJECTED, and stays for another 24 h"]
     clock.seconds += 86399
@@ -404,7 +404,7 @@ async def test_a_service_that_restarts_each_day_still_collects_evidence_and_no_w
     for life in range(4):
         clock = StoppedClock()  # of another boot
         clock.seconds = 1e6 * life
-        sweep = Sweeper(DiskFolders(world.root), world, world, clock, rules=KeepRules(), incoming_ttl=3600.0)
+        sweep = Sweeper(DiskFolders(world.root), world, clock, rules=KeepRules())
         for _ in range(8 * 6 + 1):  # eight hours, a sweep every ten minutes
             await sweep.run()
             clock.seconds += 600.0
@@ -415,7 +415,7 @@ async def test_a_service_that_restarts_each_day_still_collects_evidence_and_no_w
 async def test_evidence_that_turned_good_and_bad_again_is_new(world: World) -> None:
     world.add(9, VersionState.LOST)
     clock = StoppedClock()
-    sweep = Sweeper(DiskFolders(world.root), world, world, clock, rules=KeepRules(), incoming_ttl=3600.0)
+    sweep = Sweeper(DiskFolders(world.root), world, clock, rules=KeepRules())
     await sweep.run()
     clock.seconds += 7200.0
     await sweep.run()
@@ -586,7 +586,7 @@ async def test_what_dead_publishers_left_goes_before_what_a_rollback_needs(tmp_p
         (left / ".lock").touch()
         (left / "model.safetensors").write_bytes(bytes(SIZE))
     rules = KeepRules(last=2, disk_budget=2 * SIZE)
-    sweeper = Sweeper(DiskFolders(tmp_path), world, world, SystemClock(), rules=rules, incoming_ttl=3600.0)  # type: ignore[arg-type]
+    sweeper = Sweeper(DiskFolders(tmp_path), world, SystemClock(), rules=rules)  # type: ignore[arg-type]
     await sweeper.run()
     assert world.on_disk() == [1, 2]
     assert list((tmp_path / "exp").glob(".incoming-*")) == []

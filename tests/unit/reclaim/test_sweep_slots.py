@@ -93,10 +93,8 @@ class World:
         return Sweeper(
             DiskFolders(self.root),
             self,
-            self,
             self.clock,
             rules=KeepRules(last=last, disk_budget=budget),
-            incoming_ttl=3600.0,
             slots=rules or SlotRules(),
             copies=copies,
         )

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 
-from refitd.catalog.files import Files
+from refitd.catalog.files import DiskFiles
 from refitd.policy.goals import last_good
 from refitd.policy.leases import EngineView, Load, RunView, Views
 from refitd.policy.readiness import Withheld, waits_for
@@ -17,14 +17,17 @@ from refitd_client.contract.naming import version_folder
 from refitd_client.contract.states import EngineState, VersionState
 
 
-class StoreFacts:
-    """What is true now, read from the store and the root. Asked again before each step: no answer is kept."""
+class Books:
+    """The store and the root, as a sweep asks about them and writes into them. No answer is kept for the next step.
+
+    A change takes effect in memory at once.
+    """
 
     def __init__(
         self,
         store: Store,
         targets: Targets,
-        files: Files,
+        files: DiskFiles,
         judging: Collection[str] = (),
         *,
         pulling: Callable[[], Iterable[tuple[str, str]]] = tuple,
@@ -144,13 +147,6 @@ class StoreFacts:
                 return ListingFailed(f"{version.path} is there and was not listed")
         found = tuple(FoundFolder(run=v.run, order=v.order, path=v.path) for v in extra)
         return Listing(listing.found + found, listing.runs)
-
-
-class StoreWriter:
-    """Writes what a sweep does into the store. A change takes effect in memory at once."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
 
     def retire(self, record: VersionRecord, why: str) -> None:
         """Make a version RETIRED: no update, rollback or delta begins to use it."""

@@ -2,23 +2,19 @@
 
 numpy, xxhash and the kernel release the interpreter's lock while they copy, digest and sync, so threads do help.
 
-Threads are kept for the next time: starting one takes up to 0.3 ms, and a publication uses sixteen. They are daemons,
-and wait for work in between, so that they do not keep a process from ending. At its end the thread of a publication
-that is under way is waited for (`publish/publication.py`), and so long its lanes go on. A pool of `concurrent.futures`
-would accept no more work then.
+Each use starts its threads. `Thread.start` would wait until the new thread runs, and so for the interpreter's lock,
+sixteen times. At the end of a process the thread of a publication that is under way is waited for
+(`publish/publication.py`), and so long its lanes go on. A pool of `concurrent.futures` would accept no more work then.
 """
 
 import os
-from collections import deque
+from _thread import start_new_thread
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from queue import SimpleQueue
-from threading import Event, Lock, Thread
+from threading import Event, Lock
 
 MAX_LANES = 16
 _IDLE_SECONDS = 0.05
-_MOST_IDLE = 32
-_IDLE_NAME = "refitd-idle"
 
 Job = Callable[[Event], None]
 
@@ -59,8 +55,10 @@ class Lanes:
         self._failure: BaseException | None = None
         self._ends: list[Event] = []
         try:
-            for lane in range(lanes):
-                self._ends.append(_run(self._lane, f"refitd-publish_{lane}"))
+            for _ in range(lanes):
+                end = Event()
+                start_new_thread(self._work, (end,))
+                self._ends.append(end)
         except BaseException:
             self.stop()
             self._end()
@@ -106,6 +104,12 @@ class Lanes:
         for end in self._ends:
             end.wait()
 
+    def _work(self, end: Event) -> None:
+        try:
+            self._lane()
+        finally:
+            end.set()
+
     def _lane(self) -> None:
         """Do jobs until there will be no more, or one failed."""
         while (job := self._jobs.get()) is not None and not self._stop.is_set():
@@ -117,59 +121,3 @@ class Lanes:
                         self._failure = error
                         self._stop.set()
         self._jobs.put(None)  # for the next lane
-
-
-class _Worker(Thread):
-    """One thread that is kept."""
-
-    def __init__(self) -> None:
-        super().__init__(name=_IDLE_NAME, daemon=True)
-        self.inbox: SimpleQueue[tuple[Callable[[], None], str, Event] | None] = SimpleQueue()
-
-    def run(self) -> None:
-        while (task := self.inbox.get()) is not None:
-            work, self.name, done = task
-            try:
-                work()
-            finally:
-                self.name = _IDLE_NAME
-                del work, task  # an idle thread keeps nothing of them alive
-                _idle.put(self)
-                done.set()
-
-
-class _Idle:
-    """Workers that wait. Without a lock: a signal handler may interrupt `take`, and ask for a worker itself."""
-
-    def __init__(self) -> None:
-        self._workers: deque[_Worker] = deque()
-
-    def put(self, worker: _Worker) -> None:
-        """Take one back, or end it if there are enough."""
-        if len(self._workers) < _MOST_IDLE:
-            self._workers.append(worker)
-        else:
-            worker.inbox.put(None)
-
-    def take(self) -> _Worker:
-        """One that waits, or else a new one."""
-        with suppress(IndexError):
-            return self._workers.pop()
-        worker = _Worker()
-        worker.start()
-        return worker
-
-    def forget(self) -> None:
-        """In a forked process there are no other threads."""
-        self._workers.clear()
-
-
-_idle = _Idle()
-os.register_at_fork(after_in_child=_idle.forget)
-
-
-def _run(work: Callable[[], None], name: str) -> Event:
-    """Have `work`, which must not raise, done by a thread of this name. The event is set when it is done."""
-    done = Event()
-    _idle.take().inbox.put((work, name, done))
-    return done

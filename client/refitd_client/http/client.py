@@ -13,7 +13,6 @@ that the service's problem document stands for: `UnauthorizedError`, `NotFoundEr
 import inspect
 import os
 import random
-import re
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack
@@ -243,9 +242,10 @@ class RefitClient:
 
         A broken stream is resumed where it broke off. Close the generator (`contextlib.closing`) to hang up.
         """
-        reader, stream_retry = EventReader(self.url, last_event_id), StreamRetry(self._retry, time.monotonic())
+        reader, tried, since = EventReader(self.url, last_event_id), 0, time.monotonic()
         while True:
             reader.start()
+            opened_it = False
             arguments = stream_request(self._connection, reader.headers, self._timeout)
             within = seconds_of(_EVENT_STREAM, self._timeout)
             outcome: HttpReply | LostReply
@@ -259,7 +259,7 @@ class RefitClient:
                         if not is_event_stream(response):
                             outcome = reply_of(response, body_of(response, _EVENT_STREAM.most))
                     if is_event_stream(response):
-                        stream_retry.opened()
+                        opened_it = True
                         for chunk in response.iter_bytes():
                             yield from reader.feed(chunk)
             except TimeoutError:
@@ -267,10 +267,14 @@ class RefitClient:
             except httpx.RequestError as error:
                 outcome = lost_reply(arguments["url"], error)
             self._moved_on(_EVENT_STREAM, outcome)
-            pause = stream_retry.pause(outcome, time.monotonic(), random.random())  # noqa: S311 - jitter is no secret
+            if opened_it:  # only time without a stream counts against the deadline
+                tried, since = 0, time.monotonic()
+            tried += 1
+            elapsed, chance = time.monotonic() - since, random.random()  # noqa: S311 - jitter is no secret
+            pause = self._retry.pause(_EVENT_STREAM, outcome, tried=tried, elapsed=elapsed, chance=chance)
             if pause is None:
                 raise failure(_EVENT_STREAM, outcome)
-            time.sleep(max(pause, reader.pause))
+            time.sleep(pause)
 
 
 def httpx_options() -> dict[str, Any]:
@@ -295,8 +299,6 @@ MAX_EVENT_BYTES = 2**20
 # The service sends a comment every few seconds: a stream that is silent for this long is dead.
 SILENCE = 60.0
 
-_LINE_END = re.compile(rb"\r\n|\n|\r")
-
 
 class BadStreamError(ServiceUnreachableError):
     """What came is not refitd's event stream."""
@@ -305,20 +307,17 @@ class BadStreamError(ServiceUnreachableError):
 class EventReader:
     """Reads one stream of server-sent events over any number of connections. Pure: bytes in, events out.
 
-    The format is WHATWG's (https://html.spec.whatwg.org/multipage/server-sent-events.html): lines `field: value`, an
-    empty line ends an event, `id` is what `Last-Event-ID` takes on the next connection, `retry` is a pause in
-    milliseconds. The data of each event is one `Event` in JSON. Two reasons against a library: httpx's own lines also
-    end at characters such as U+2028 that JSON may hold, and httpx-sse (0.4.3) keeps an event of any length in memory,
-    while this reader refuses one above `MAX_EVENT_BYTES`.
+    The format is WHATWG's (https://html.spec.whatwg.org/multipage/server-sent-events.html), as the service writes it:
+    lines `field: value`, an empty line ends an event, `id` is what `Last-Event-ID` takes on the next connection. The
+    data of each event is one `Event` in JSON. Two reasons against a library: httpx's own lines also end at characters
+    such as U+2028 that JSON may hold, and httpx-sse (0.4.3) keeps an event of any length in memory.
 
-    `last_event_id` is what the next connection resumes after, `pause` how many seconds the service asks to wait before
-    that connection.
+    The next connection resumes after `last_event_id`.
     """
 
     def __init__(self, url: str, last_event_id: str | None = None) -> None:
         self._url = url
         self.last_event_id = last_event_id
-        self.pause = 0.0
         self.start()
 
     def start(self) -> None:
@@ -337,29 +336,18 @@ class EventReader:
         """Yield the events that end in this chunk. `last_event_id` moves as each is yielded, and not before. Raises
         BadStreamError if an event is not in refitd's form, or longer than `MAX_EVENT_BYTES`.
         """
-        *lines, self._rest = _LINE_END.split(self._rest + chunk)
-        if chunk.endswith(b"\r"):  # half of \r\n, or a whole line end: the next byte decides
-            self._rest = lines.pop() + b"\r"
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
         if len(self._rest) + sum(map(len, self._data)) > MAX_EVENT_BYTES:
             raise BadStreamError(f"{self._url} sends an event longer than {MAX_EVENT_BYTES} bytes")
         for line in lines:
-            if line:
-                self._take(line)
-            elif (event := self._end()) is not None:
-                yield event
-
-    def _take(self, line: bytes) -> None:
-        name, _, value = line.partition(b":")
-        value = value.removeprefix(b" ")
-        match name:
-            case b"data":
+            name, _, value = line.removesuffix(b"\r").partition(b":")
+            value = value.removeprefix(b" ")
+            if name == b"data":
                 self._data.append(value)
-            case b"id" if b"\0" not in value:
+            elif name == b"id" and b"\0" not in value:
                 self._id = value.decode("ascii", "ignore") or None
-            case b"retry" if value.isdigit():
-                self.pause = min(int(value[:9]) / 1000, 60.0)
-            case _:
-                pass  # comments and unknown fields are ignored, as the format asks
+            elif line in {b"", b"\r"} and (event := self._end()) is not None:
+                yield event
 
     def _end(self) -> Event | None:
         data, self._data = b"\n".join(self._data), []
@@ -372,27 +360,3 @@ class EventReader:
             raise BadStreamError(
                 f"{self._url} sends an event in a form that this client does not know: {error}"
             ) from error
-
-
-class StreamRetry:
-    """Decides when to open a broken stream again. Only time without a stream counts against the deadline."""
-
-    def __init__(self, policy: RetryPolicy, now: float) -> None:
-        self._policy = policy
-        self._since = now
-        self._tried = 0
-        self._opened = False
-
-    def opened(self) -> None:
-        """Note that a stream has begun."""
-        self._opened = True
-
-    def pause(self, outcome: HttpReply | LostReply, now: float, chance: float) -> float | None:
-        """The pause before the next connection, in seconds; None to give up. `now` is the monotonic clock, `chance`
-        random, in [0, 1), for the jitter.
-        """
-        if self._opened:
-            self._tried, self._since, self._opened = 0, now, False
-        self._tried += 1
-        elapsed = now - self._since
-        return self._policy.pause(_EVENT_STREAM, outcome, tried=self._tried, elapsed=elapsed, chance=chance)

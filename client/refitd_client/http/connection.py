@@ -53,13 +53,10 @@ class AnswerRefusedError(httpx.RequestError):
 
 
 class Body:
-    """The pieces of a body of at most `most` bytes, of which nothing has been read.
-
-    Raises:
-        AnswerRefusedError: it is compressed, which was not asked for: a few bytes could become any number.
-    """
+    """The pieces of a body of at most `most` bytes, of which nothing has been read."""
 
     def __init__(self, response: httpx.Response, most: int) -> None:
+        """Raises AnswerRefusedError if it is compressed: a few bytes could become any number."""
         if response.headers.get("content-encoding", "identity") != "identity":
             raise AnswerRefusedError("its answer is compressed, which was not asked for")
         self._most = most
@@ -315,24 +312,15 @@ def blocking_transport(service_url: str) -> httpx.BaseTransport:
 
 
 class RenewedTransport(httpx.BaseTransport):
-    """httpx's, with the certificates that the files hold when a connection is made."""
+    """httpx's, with the certificates that the files hold when a connection is made: no connection is used twice."""
 
     def __init__(self, tls: ClientTls) -> None:
         """Raises `ValueError` where the files cannot be used."""
         self._tls = tls
-        self._made(tls.context())
-
-    def _made(self, context: ssl.SSLContext) -> BoundedTransport:
-        inner = BoundedTransport(context)
-        self._now = (context, inner)
-        return inner
+        tls.context()
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        context, (before, inner) = self._tls.context(), self._now
-        return (inner if context is before else self._made(context)).handle_request(request)
-
-    def close(self) -> None:
-        self._now[1].close()
+        return BoundedTransport(self._tls.context()).handle_request(request)
 
 
 DEFAULT_URL = "http://127.0.0.1:8700"

@@ -13,10 +13,10 @@ A try ends in an `HttpReply` or a `LostReply`. What is sent again (`RetryPolicy`
 
 Of a group of services each is asked at once, in turns, until one leads (`asks_for_another`); then as above.
 
-`Retry-After` is obeyed where an answer has it (RFC 9110, 10.2.3). Otherwise pauses double, with jitter, so that many
-trainers that lost one service do not come back at the same moment. No try starts later than `deadline` after the first,
-with one exception: a wait for a version goes on for all its time while the service answers 503, because a service that
-has just started does not know the version yet.
+A `Retry-After` in seconds is obeyed. Otherwise pauses double, with jitter, so that many trainers that lost one service
+do not come back at the same moment. No try starts later than `deadline` after the first, with one exception: a wait for
+a version goes on for all its time while the service answers 503, because a service that has just started does not know
+the version yet.
 """
 
 import logging
@@ -24,8 +24,6 @@ from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from datetime import datetime
-from email.utils import parsedate_to_datetime
 from typing import Any, TypedDict, assert_never, cast
 
 import httpx
@@ -131,24 +129,9 @@ def asks_for_another(call: Call[Any], outcome: HttpReply | LostReply) -> bool:
 
 
 def retry_after(outcome: HttpReply | LostReply) -> float | None:
-    """The pause in seconds that the answer asks for. A time of day counts from the answer's `Date`, not our clock."""
-    if isinstance(outcome, LostReply):
-        return None
-    asked = outcome.headers.get("retry-after", "").strip()
-    if asked.isdecimal() and asked.isascii():
-        return float(asked)
-    until, now = _moment(asked), _moment(outcome.headers.get("date", ""))
-    if until is None or now is None:
-        return None
-    return max(0.0, (until - now).total_seconds())
-
-
-def _moment(text: str) -> datetime | None:
-    try:
-        moment = parsedate_to_datetime(text)
-    except ValueError:
-        return None
-    return None if moment.tzinfo is None else moment
+    """The pause in seconds that the answer asks for. A date, which refitd never sends, counts for nothing."""
+    asked = "" if isinstance(outcome, LostReply) else outcome.headers.get("retry-after", "").strip()
+    return float(asked) if asked.isdecimal() and asked.isascii() else None
 
 
 _NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)

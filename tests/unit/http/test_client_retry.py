@@ -100,21 +100,7 @@ def test_retry_after_beyond_the_deadline_gives_up_at_once() -> None:
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [
-        ("120", 120.0),
-        (" 0 ", 0.0),
-        ("Sat, 21 Nov 2026 12:00:30 GMT", 30.0),
-        ("Sat, 21 Nov 2026 11:00:00 GMT", 0.0),
-        ("Sat, 21 Nov 2026 12:00:30", None),
-        ("soon", None),
-        ("-5", None),
-        ("²", None),
-        ("", None),
-    ],
+    [("120", 120.0), (" 0 ", 0.0), ("Sat, 21 Nov 2026 12:00:30 GMT", None), ("-5", None), ("²", None), ("", None)],
 )
-def test_a_retry_after_date_counts_from_the_answers_own_date(text: str, seconds: float | None) -> None:
-    assert retry_after(answer(503, retry_after=text, date="Sat, 21 Nov 2026 12:00:00 GMT")) == seconds
-
-
-def test_a_retry_after_date_without_a_date_is_not_held_against_this_hosts_clock() -> None:
-    assert retry_after(answer(503, retry_after="Sat, 21 Nov 2026 12:00:30 GMT")) is None
+def test_a_retry_after_that_is_no_number_of_seconds_counts_for_nothing(text: str, seconds: float | None) -> None:
+    assert retry_after(answer(503, retry_after=text)) == seconds

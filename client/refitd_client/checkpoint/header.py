@@ -391,29 +391,37 @@ def encode_sized(
     return len(text).to_bytes(_LENGTH, "little") + text
 
 
-def read(path: Path) -> list[Entry]:
-    """The tensors of a file by its header, as `locate`."""
-    return [entry for entry, _ in locate(path).values()]
-
-
 def locate(path: Path) -> dict[str, tuple[Entry, int]]:
-    """The tensors of a file by its header, checked with the file's size, and the byte of the file where each begins.
+    """The tensors of a file, in their order there, and the byte of the file where each begins. Raises as `read`."""
+    found = read(path)
+    starts = [found.data_start + spec.start for spec in found.tensors.values()]
+    return {entry.name: (entry, start) for entry, start in zip(entries(path, found), starts, strict=True)}
 
-    The tensors themselves are not read. They come in the order in which they lie in the file.
+
+def read(path: Path) -> Header:
+    """The header of a trainer's file, held against the file's size.
 
     Raises:
         InvalidWeightsError: it is cut off, still being written, or no safetensors file.
     """
     with opened(path) as fd:
         try:
-            found = read_header(fd, os.fstat(fd).st_size)
+            return read_header(fd, os.fstat(fd).st_size)
         except TornFileError as error:
             raise InvalidWeightsError(f"{path} is cut off or still being written: {error}") from error
         except HeaderRefusedError as error:
             raise InvalidWeightsError(f"{path} is damaged or no safetensors file: {error}") from error
         except OSError as error:
             raise InvalidWeightsError(f"{path} cannot be read: {error}") from error
-    return {name: (_entry(path, name, spec), found.data_start + spec.start) for name, spec in found.tensors.items()}
+
+
+def entries(path: Path, header: Header) -> list[Entry]:
+    """The tensors of a file whose header was read. Raises InvalidWeightsError if no engine could load one."""
+    for name, spec in header.tensors.items():
+        if spec.dtype not in BITS:
+            text = f"tensor {name} in {path} has dtype {spec.dtype}, which cannot be served"
+            raise InvalidWeightsError(text, tensor=name)
+    return [Entry(name=name, dtype=spec.dtype, shape=spec.shape) for name, spec in header.tensors.items()]
 
 
 def layout(path: Path) -> ShardLayout:
@@ -423,11 +431,3 @@ def layout(path: Path) -> ShardLayout:
         return ShardLayout(
             name=path.name, header=os.pread(fd, 8 + min(length, MAX_HEADER_BYTES), 0), size=os.fstat(fd).st_size
         )
-
-
-def _entry(path: Path, name: str, spec: TensorSpec) -> Entry:
-    if spec.dtype not in BITS:
-        raise InvalidWeightsError(
-            f"tensor {name} in {path} has dtype {spec.dtype}, which cannot be served", tensor=name
-        )
-    return Entry(name=name, dtype=spec.dtype, shape=spec.shape)

@@ -16,10 +16,9 @@ from refitd_client.checkpoint import header
 from refitd_client.checkpoint.header import Entry
 from refitd_client.checkpoint.index import (
     MAX_INDEX_BYTES,
-    PICKLES,
-    Index,
     IndexRefusedError,
     lay_out,
+    layout_of,
     parse_index,
     two_saves,
 )
@@ -83,50 +82,18 @@ def open_checkpoint(folder: Path, *, once: bool = False) -> SourceCheckpoint:
     except IndexRefusedError as error:
         raise InvalidWeightsError(f"{path} is no index of a checkpoint: {error}") from error
     times = {file.name: file.stat().st_mtime_ns for file in folder.iterdir() if once and file.is_file()}
-    if (fault := two_saves(times, index)) is not None:
-        raise InvalidWeightsError(f"{folder} is not published: {fault.reason}")
-    shards = {path: header.read(path) for path in _shard_paths(folder, index)}
-    _check_names(folder, shards, index)
-    return SourceCheckpoint(shards=shards)
-
-
-def _shard_paths(folder: Path, index: Index | None) -> list[Path]:
-    if index is not None:
-        for name in index.files:
-            if not (folder / name).is_file():
-                raise InvalidWeightsError(
-                    f"{folder / INDEX_NAME} names {name}, which is not there: is the save complete?"
-                )
-        return [folder / name for name in index.files]
-    found = [path for path in sorted(folder.glob("*.safetensors")) if not path.name.startswith(".")]
-    shards = lay_out([path.name for path in found if path.name != ADAPTER_NAME], None).weights
-    if shards:
-        return [folder / name for name in shards]
-    if found:  # an adapter alone: a version of its own kind
-        return found
-    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
-    if pickles:
-        raise InvalidWeightsError(
-            f"{folder} holds no *.safetensors, but {pickles[0]}: pickles are not published, because loading one runs "
-            "whatever code is in it; save with safe_serialization=True"
-        )
-    raise InvalidWeightsError(f"{folder} holds no *.safetensors: is it the folder that the checkpoint was saved to?")
-
-
-def _check_names(folder: Path, shards: Mapping[Path, list[Entry]], index: Index | None) -> None:
-    found: dict[str, str] = {}
-    for path, entries in shards.items():
-        for entry in entries:
-            if found.setdefault(entry.name, path.name) != path.name:
-                raise InvalidWeightsError(
-                    f"tensor {entry.name} is both in {found[entry.name]} and in {path.name} of {folder}",
-                    tensor=entry.name,
-                )
-    if not found:
+    names = {file.name for file in folder.iterdir() if not file.name.startswith(".")}
+    layout = lay_out(names - {ADAPTER_NAME}, index)
+    if not layout.weights and ADAPTER_NAME in names and index is None:  # alone: a version of its own kind
+        layout = lay_out({ADAPTER_NAME}, None)
+    faults = [two_saves(times, index), *layout.faults]
+    headers = {} if any(faults) else {name: header.read(folder / name) for name in layout.weights}
+    read = layout_of(headers, index)
+    for fault in [*faults, *read.duplicates, *read.disagreements]:
+        if fault is not None:
+            raise InvalidWeightsError(f"{folder} is not published: {fault.reason}")
+    if not read.inventory.tensors:
         raise InvalidWeightsError(f"there are no tensors to publish: the shards of {folder} are empty")
-    if index is not None and index.file_of != found:
-        name = min(index.file_of.items() ^ found.items())[0]
-        raise InvalidWeightsError(
-            f"{folder / INDEX_NAME} and the shards disagree, first over tensor {name}: is the save complete?",
-            tensor=name,
-        )
+    return SourceCheckpoint(
+        shards={folder / name: header.entries(folder / name, found) for name, found in headers.items()}
+    )

@@ -173,13 +173,13 @@ def test_a_base_model_that_is_no_folder_is_refused_at_once(tmp_path: Path) -> No
 def test_pickles_are_refused_by_name(publisher: WeightPublisher, tmp_path: Path) -> None:
     """They run code when they are loaded."""
     (tmp_path / "pytorch_model.bin").write_text("")
-    _refused(publisher, tmp_path, r"holds no \*\.safetensors, but pytorch_model\.bin")
+    _refused(publisher, tmp_path, r"pytorch_model\.bin is a pickle")
 
 
 def test_an_empty_folder_is_refused(publisher: WeightPublisher, tmp_path: Path) -> None:
     """So is one that is not there."""
     (tmp_path / "empty").mkdir()
-    _refused(publisher, tmp_path / "empty", "the folder that the checkpoint was saved to")
+    _refused(publisher, tmp_path / "empty", "save the checkpoint there")
     _refused(publisher, tmp_path / "nowhere", "is not a folder")
 
 
@@ -241,7 +241,7 @@ def test_a_header_that_the_service_would_not_read_is_not_published(publisher: We
 def test_an_index_without_its_shard_is_refused(publisher: WeightPublisher, saved: Path) -> None:
     """Marker first, shard late."""
     (saved / "model-00002-of-00002.safetensors").unlink()
-    _refused(publisher, saved, "is the save complete")
+    _refused(publisher, saved, "save all of it again")
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_an_index_cannot_lead_out_of_its_folder(publisher: WeightPublisher, save
 def test_a_tensor_in_two_shards_is_refused(publisher: WeightPublisher, saved: Path) -> None:
     (saved / "model.safetensors.index.json").unlink()
     save_file({"a": np.ones(5)}, saved / "more.safetensors")
-    _refused(publisher, saved, "tensor a is both in")
+    _refused(publisher, saved, "tensor a is in model-00001-of-00002.safetensors and in more.safetensors")
 
 
 def test_a_file_that_changes_while_it_is_copied_is_refused(

@@ -68,7 +68,6 @@ class Lanes:
         self._jobs.put(job)
 
     def close(self) -> None:
-        """Add no more: the threads end when they have done what there is."""
         self._jobs.put(None)
 
     def stop(self) -> None:

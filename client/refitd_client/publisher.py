@@ -232,7 +232,6 @@ class RunPublisher:
     def __init__(
         self, root: str | os.PathLike[str], run: str, service_url: str | None, options: PublishOptions
     ) -> None:
-        """Take the run. Raises as `WeightPublisher`."""
         options.check(service_url)
         self._durability = DurabilityPolicy.of(options.durable)
         base = options.base()
@@ -280,7 +279,6 @@ class RunPublisher:
 
     @property
     def root(self) -> Path:
-        """Where the run's folder lies."""
         return self._folder.root
 
     def close(self) -> None:
@@ -290,7 +288,6 @@ class RunPublisher:
                 self._give_back()
 
     def begins(self, step: int) -> str | None:
-        """As `WeightPublisher.begins`."""
         with self._call("begins"):
             return self._folder.begun(self._placed(whole_step(step)))
 

@@ -47,14 +47,12 @@ class FollowerActor:
     """The actor. Ray starts it again, and it the follower, when its process dies."""
 
     def __init__(self, order: FollowerOrder) -> None:
-        """Start the follower, and do not wait for it."""
         # TLS and tokens aside, whoever reaches the port can change engines: without a token it is loopback's alone.
         host = _ray().util.get_node_ip_address() if order.is_reachable else "127.0.0.1"
         Path(order.root).mkdir(parents=True, exist_ok=True)
         self._process = FollowerProcess([*order.command, "--host", host], order.port)
 
     def ready(self, timeout: float) -> str:
-        """Wait until the follower is ready; its URL. Raises FollowerStartError."""
         return self._process.wait_ready(timeout)
 
     def pid(self) -> int | None:
@@ -62,7 +60,6 @@ class FollowerActor:
         return self._process.pid
 
     def stop(self) -> None:
-        """End the follower for good."""
         self._process.stop()
 
 

@@ -92,7 +92,6 @@ class TokenCounts:
 
 
 def _told(answer: Mapping[str, Any]) -> Any:
-    """The spans, where the engine's kind of answer has them."""
     choices = cast("list[Any]", answer.get("choices") or [])
     if len(choices) > 1:
         text = "the answer has several choices: pass each of answer['choices'] by itself, or ask for one (n=1)"
@@ -103,7 +102,6 @@ def _told(answer: Mapping[str, Any]) -> Any:
 
 
 def _span(told: Any, run: str | None) -> TokenSpan:
-    """One span, as both kinds of engines write it."""
     try:
         label, start, end = str(told["version"]), int(told["start"]), int(told["end"])
     except (TypeError, KeyError, ValueError) as error:

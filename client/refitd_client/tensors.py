@@ -81,7 +81,6 @@ class Casts:
     kept: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def target(self, name: str, dtype: str) -> str:
-        """The dtype in which a tensor is published."""
         if dtype not in FLOATS:
             return dtype
         for pattern, new in self.rules:
@@ -92,7 +91,6 @@ class Casts:
 
     @property
     def has_fp8_block(self) -> bool:
-        """Whether any weights are to be quantised."""
         return any(new == FP8_BLOCK for _, new in self.rules)
 
     def is_fp8_block(self, name: str) -> bool:
@@ -119,7 +117,6 @@ def casts(dtype: Any) -> Casts:
 
 
 def refused(name: str, why: str) -> InvalidWeightsError:
-    """The error for a tensor that cannot be published."""
     return InvalidWeightsError(f"tensor {name} {why}", tensor=name)
 
 
@@ -161,7 +158,6 @@ _GATHER = (
 
 
 def is_tensor(value: object) -> bool:
-    """Whether it is a torch tensor of any kind."""
     torch: Any = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
@@ -200,7 +196,6 @@ def torch_source(name: str, tensor: Any, casts: Casts) -> TensorSource:
 
 
 def on_gpu(tensor: Any) -> bool:
-    """Whether its bytes are copied by a CUDA device."""
     return tensor.device.type == "cuda"
 
 
@@ -220,7 +215,6 @@ def tied_patterns(module: Any) -> list[str]:
 
 
 def refusal(tensor: Any) -> str | None:
-    """Why a tensor cannot be published, None if it can."""
     torch: Any = sys.modules["torch"]
     kind: Any = tensor.__class__
     if kind.__name__ == "DTensor":
@@ -322,7 +316,6 @@ class SameTensors(Generic[MadeT]):
         self._made = None if self._facts is None else made
 
     def let_go(self) -> None:
-        """Keep no tensor alive: the trainer may want its memory."""
         for held in self._held:
             held.value = None
 

@@ -171,7 +171,6 @@ class Search:
 
     @property
     def found(self) -> tuple[NonFinite, ...]:
-        """What was found so far, in the order of the file."""
         return tuple(NonFinite(self._file, self._names[at], *self._found[at]) for at in sorted(self._found))
 
 

@@ -158,7 +158,6 @@ class Header:
 
 
 def is_scales(name: str, dtype: str) -> bool:
-    """Whether a tensor holds the scales by which the blocks of a weight in fp8 are multiplied."""
     return dtype == "F32" and name.endswith(SCALES_END)
 
 
@@ -185,7 +184,6 @@ class BoundedCache(Generic[K, V]):
         self._lock = Lock()
 
     def get(self, key: K) -> V | None:
-        """The value, or None if it is not in the cache."""
         with self._lock:
             found = self._kept.pop(key, None)
             if found is None:
@@ -346,7 +344,6 @@ class Entry:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that it takes."""
         return prod(self.shape) * BITS[self.dtype] // 8
 
 
@@ -357,7 +354,6 @@ class _Location(msgspec.Struct, gc=False):  # hundreds of tracked objects would 
 
 
 def file_order(entry: Entry) -> tuple[int, str]:
-    """The sort key by which tensors lie in a file."""
     return -BITS[entry.dtype], entry.name
 
 

@@ -60,7 +60,6 @@ class Index:
 
     @property
     def files(self) -> list[str]:
-        """The files that it names, in order of name."""
         return sorted(set(self.file_of.values()))
 
 
@@ -250,7 +249,6 @@ def two_saves(times: Mapping[str, int], index: Index | None) -> Defect | None:
 
 
 def _saves(times: Mapping[str, int]) -> list[_Save]:
-    """The saves that files are of, by the names that transformers gives them."""
     found: dict[tuple[str, int], list[str]] = {}
     for match in filter(None, map(_OF_A_MODEL.fullmatch, sorted(times))):
         stem, total, ending = match.groups()
@@ -308,12 +306,10 @@ class CheckpointLayout:
 
     @cached_property
     def inventory(self) -> Inventory:
-        """The tensors."""
         return inventory_of(self.headers)
 
     @cached_property
     def summary(self) -> TensorsSummary:
-        """How many tensors, their bytes and their dtypes."""
         specs = (spec for header in self.headers.values() for spec in header.tensors.values())
         return TensorsSummary.of((spec.dtype, spec.end - spec.start) for spec in specs)
 
@@ -329,7 +325,6 @@ class CheckpointLayout:
         return [] if self.index is None else list(islice(check_index(self.index, named), MOST_OF_A_KIND))
 
     def is_of(self, headers: Mapping[str, Header], index: Index | None) -> bool:
-        """Whether it was worked out of these very objects."""
         same_names = list(self.headers) == list(headers)
         return same_names and self.index is index and all(self.headers[name] is headers[name] for name in headers)
 

@@ -65,7 +65,6 @@ class Inventory:
 
 
 def _distance(first: list[str], second: list[str]) -> int:
-    """How many modules apart two modules are."""
     common = sum(1 for _ in takewhile(lambda parts: parts[0] == parts[1], zip(first, second, strict=False)))
     return len(first) + len(second) - 2 * common
 
@@ -192,7 +191,6 @@ def _differences(
 
 
 def inventory_of(headers: Mapping[str, Header]) -> Inventory:
-    """The tensors of a checkpoint, from its files' headers."""
     tensors: dict[str, Tensor] = {}
     for file, header in headers.items():
         kinds: dict[tuple[str, tuple[int, ...]], Tensor] = {}  # layers repeat: keep one object of each kind

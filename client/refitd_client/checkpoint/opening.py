@@ -48,18 +48,15 @@ class FileStat:
 
     @classmethod
     def of(cls, status: os.stat_result) -> "FileStat":
-        """From what the operating system returned."""
         kind = stat.S_IFMT(status.st_mode)
         return cls(status.st_size, status.st_mtime_ns, status.st_ino, kind, status.st_blocks)
 
     @property
     def is_regular(self) -> bool:
-        """A plain file: the only thing that is opened."""
         return self.kind == stat.S_IFREG
 
     @property
     def noun(self) -> str:
-        """The file type, in words."""
         return _NOUNS.get(self.kind, "special file")
 
 
@@ -121,7 +118,6 @@ class Folder:
 
     @property
     def descriptor(self) -> int:
-        """The folder's, until it is closed."""
         return self._fd
 
     def list(self) -> dict[str, FileStat]:

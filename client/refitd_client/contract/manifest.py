@@ -54,7 +54,6 @@ class FileDigest:
         self._room = BLOCK
 
     def update(self, data: bytes | memoryview) -> None:
-        """Take the bytes that follow."""
         view = memoryview(data)
         while len(view) > self._room:  # a full block may be the file's last: it is closed when more bytes come
             self._hasher.update(view[: self._room])
@@ -71,7 +70,6 @@ class FileDigest:
 
     @property
     def text(self) -> str:
-        """The digest of the bytes so far, as the manifest has it."""
         return joined(self._all())
 
     @property
@@ -107,12 +105,10 @@ def digest_of_pieces(pieces: Iterable[bytes | memoryview]) -> bytes:
 
 
 def blocks(size: int) -> list[tuple[int, int]]:
-    """Where the blocks of a file of `size` bytes begin and end."""
     return [(begin, min(begin + BLOCK, size)) for begin in range(0, max(1, size), BLOCK)]
 
 
 def digest_of_block(data: NDArray[np.uint8]) -> bytes:
-    """The digest of a block, for `joined`."""
     return xxhash.xxh3_128_digest(data.data)
 
 
@@ -148,7 +144,6 @@ class TensorsSummary:
 
     @classmethod
     def of(cls, tensors: Iterable[tuple[str, int]]) -> "TensorsSummary":
-        """The summary of tensors, each given as its dtype and its bytes."""
         listed = list(tensors)
         dtypes = Counter(dtype for dtype, _ in listed)
         return cls(count=len(listed), bytes=sum(size for _, size in listed), dtypes=dict(sorted(dtypes.items())))
@@ -207,7 +202,6 @@ class Manifest:
 
     @property
     def order(self) -> Order:
-        """The version's place in its run."""
         return Order(self.generation, self.step)
 
     @property
@@ -272,7 +266,6 @@ def metadata_texts(metadata: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def to_text(fingerprint: int) -> str:
-    """A tensor's fingerprint in manifests and deltas: 16 hexadecimal digits."""
     return f"{fingerprint:016x}"
 
 

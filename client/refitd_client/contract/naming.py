@@ -58,7 +58,6 @@ NO_NAME = f"empty, longer than {_MAX_TENSOR_NAME} or not printable"
 
 
 def is_tensor_name(name: str) -> bool:
-    """Whether a version may hold a tensor of this name."""
     return 0 < len(name) <= _MAX_TENSOR_NAME and name.isprintable()
 
 
@@ -140,7 +139,6 @@ def version_folder(order: Order) -> str:
 
 
 def parse_version_folder(name: str) -> Order | None:
-    """The inverse of `version_folder`; None if the name is not one that it makes."""
     match = _VERSION.fullmatch(name)
     if match is None:
         return None
@@ -211,22 +209,18 @@ def run_slots(run: str) -> str:
 
 
 def run_of_slots(name: str) -> str:
-    """The inverse of `run_slots`."""
     return name.replace(_SEPARATOR, "/")
 
 
 def slots_path(run: str) -> str:
-    """The folder of a run's slots, relative to the root."""
     return f"{SERVICE_FOLDER}/{SLOTS}/{run_slots(run)}"
 
 
 def slot_name(layout: str, unique: str) -> str:
-    """The name of a slot; `unique` is 32 hex digits."""
     return f"{layout}-{unique}"
 
 
 def layout_in(name: str) -> str | None:
-    """The layout in a slot's name, None if it is no slot's name."""
     match = _SLOT.fullmatch(name)
     return None if match is None else match[1]
 

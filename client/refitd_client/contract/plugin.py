@@ -148,7 +148,6 @@ def socket_name(rank: int, pid: int, random: str) -> str:
 
 
 def is_socket_name(name: str) -> bool:
-    """Whether a plugin could have given a file this name."""
     return _SOCKET.fullmatch(name) is not None
 
 
@@ -199,7 +198,6 @@ class Answer:
 
     @property
     def message(self) -> str:
-        """The text of the reply."""
         sentence, reason = _SENTENCES[self.outcome], _short(self.reason)
         if reason and self.outcome is not UpdateOutcome.SERVED:
             sentence = f"{sentence}: {reason}"
@@ -210,7 +208,6 @@ class Answer:
 
     @property
     def log_line(self) -> str:
-        """One line for the log of the server."""
         stages = ", ".join(f"{stage} {took:.1f}" for stage, took in self.ms.items())
         return f"{self.outcome.value} {self.version} {self.how} [ms: {stages}] {_short(self.reason)}".strip()
 

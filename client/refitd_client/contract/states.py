@@ -49,7 +49,6 @@ class VersionState(StrEnum):
 
     @cached_property
     def is_open(self) -> bool:
-        """Whether it has no verdict yet."""
         return self.awaits_verdict or self is VersionState.UNKNOWN
 
     @cached_property
@@ -69,7 +68,6 @@ class VersionState(StrEnum):
 
     @cached_property
     def is_bad(self) -> bool:
-        """Whether its last verdict is against it."""
         return self in {VersionState.REJECTED, VersionState.LOST}
 
     @cached_property
@@ -84,7 +82,6 @@ class VersionState(StrEnum):
 
     @cached_property
     def glance(self) -> VersionGlance:
-        """The state in the words of lists; explanations and JSON have it itself."""
         if self.is_open:
             return VersionGlance.ARRIVING
         if self.is_gone:
@@ -105,12 +102,10 @@ class UpdateState(StrEnum):
 
     @cached_property
     def is_under_way(self) -> bool:
-        """Whether engines are still to be brought to its version."""
         return self in {UpdateState.PENDING, UpdateState.ROLLING}
 
     @cached_property
     def is_proven(self) -> bool:
-        """Whether engines were proved to serve its version."""
         return self in {UpdateState.COMPLETE, UpdateState.DEGRADED}
 
 
@@ -156,7 +151,6 @@ class EngineState(StrEnum):
 
     @cached_property
     def is_loading(self) -> bool:
-        """Whether a load of it is under way, or being verified."""
         return self in {EngineState.UPDATING, EngineState.VERIFYING}
 
     @cached_property
@@ -176,7 +170,6 @@ class EngineState(StrEnum):
 
     @cached_property
     def glance(self) -> EngineGlance:
-        """The state in the words of lists; explanations and JSON have it itself."""
         if self.is_away:
             return EngineGlance.AWAY
         if self.is_in_trouble:

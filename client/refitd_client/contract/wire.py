@@ -288,7 +288,6 @@ class Faults:
 
     @property
     def sentences(self) -> list[str]:
-        """The sentences, of those that there are."""
         return [sentence for sentence in asdict(self).values() if sentence is not None]
 
 
@@ -437,7 +436,6 @@ class Problem:
 
     @property
     def slug(self) -> str:
-        """The last part of `type`."""
         return self.type.rpartition(":")[2]
 
 

@@ -68,7 +68,6 @@ def write(fd: int, data: bytes | memoryview) -> None:
 
 
 def write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
-    """Write all of `data` into a file, from byte `offset` on."""
     view = memoryview(data)
     while view:
         count = os.pwrite(fd, view, offset)
@@ -95,7 +94,6 @@ def clone(source: int, target: int) -> bool:
 
 
 def sync(fd: int) -> None:
-    """Write a file's bytes to stable storage."""
     os.fsync(fd)
 
 
@@ -115,7 +113,6 @@ def rename(old: Path, new: Path) -> None:
 
 
 def remove_file(path: Path) -> None:
-    """Remove a name."""
     path.unlink()
 
 
@@ -187,7 +184,6 @@ class Mapped:
         return os.fstat(self.fd).st_nlink == 0
 
     def close(self) -> None:
-        """Unregister and unmap."""
         if self._unregister is not None:
             self._unregister()
         self.tensor = self._unregister = None
@@ -241,13 +237,11 @@ class Mappings:
         return self._in_memory[device]
 
     def prune(self) -> None:
-        """Unmap files that were deleted."""
         with self._turn:
             for key in [key for key, file in self._files.items() if file.is_gone]:
                 self._files.pop(key).close()
 
     def close(self) -> None:
-        """Unmap all."""
         with self._turn:
             while self._files:
                 self._files.popitem()[1].close()

@@ -323,11 +323,9 @@ class FileLock:
 
     @property
     def held(self) -> bool:
-        """Whether this process holds it."""
         return self._fd is not None
 
     def is_at(self, path: Path) -> bool:
-        """Whether the file that is locked still has this name."""
         with suppress(FileNotFoundError):
             return self._fd is not None and os.path.samestat(os.fstat(self._fd), path.lstat())
         return False

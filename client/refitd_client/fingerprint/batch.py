@@ -107,7 +107,6 @@ class FingerprintBatch:
         ]
 
     def fingerprints(self) -> list[int]:
-        """The fingerprints now, in order. Waits for each GPU once."""
         return self.end(self.begin())
 
     def begin(self) -> Begun:
@@ -147,7 +146,6 @@ class MemoryStrip:
 
     @property
     def tiles(self) -> tuple[int, int]:
-        """How many programs take its rows, and how many its columns."""
         return -(-self.rows.rows // TALL), -(-self.rows.width // TILE_COLUMNS)
 
     def fields(self, number: int, begin: int) -> tuple[int, ...]:

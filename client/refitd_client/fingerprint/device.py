@@ -94,7 +94,6 @@ def terms(indices: Any, bits: Any) -> Any:
 
 
 def signed(number: int) -> int:
-    """The int64 with the bits of a number below 2^64."""
     return number - 2**64 if number >= 2**63 else number
 
 
@@ -139,7 +138,6 @@ class TensorPart:
 
     @property
     def rows(self) -> int:
-        """How many rows, the last of which may be short."""
         return -(-self.count // ROW)
 
     @property
@@ -249,7 +247,6 @@ def report(starts: Any, begins: Any, out: Any) -> None:
 def take(
     rows: Rows, begin: int, end: int, *, starts: Any, keys: Any, sums: Any, rooms: Sequence[Any], update: bool
 ) -> None:
-    """As `kernel.take`; `keys` are not needed."""
     for number, low, high, new, old in _parts(rows, begin, end):
         part = rows.listed.parts[number]
         local = (new != old).nonzero().reshape(-1)
@@ -267,7 +264,6 @@ def take(
 
 
 def column_keys(device: Any) -> Any:
-    """Not needed: `share` has them."""
     return None
 
 

@@ -118,7 +118,6 @@ def fingerprint(bits: Bits, *, first: int = 0) -> int:
 
 @cache
 def _all_mixed(width: int) -> Bits:
-    """m of each element of so many bytes."""
     bits = np.arange(2 ** (8 * width), dtype=np.uint32).astype(_TYPES[width])
     return mix(bits, np.empty_like(bits), np.empty_like(bits))
 

@@ -46,12 +46,10 @@ def scans_in(out: Any) -> list[Scan]:
 
 
 def both(one: Scan, other: Scan) -> Scan:
-    """The result for two parts of a tensor together."""
     return Scan((one.fingerprint + other.fingerprint) & host.MASK, one.nonfinite + other.nonfinite)
 
 
 def fingerprints(tensors: Iterable[Any]) -> list[int]:
-    """The fingerprints of dense tensors, in their order. As `scan`."""
     return [found.fingerprint for found in scan(ScanInput(tensor) for tensor in tensors)]
 
 
@@ -88,7 +86,6 @@ def begin_scan(inputs: Iterable[ScanInput]) -> Callable[[], list[Scan]]:
 
 @cache
 def has_triton() -> bool:
-    """Whether kernels can be compiled here."""
     return importlib.util.find_spec("triton") is not None
 
 
@@ -188,7 +185,6 @@ def _in_host_memory(part: PartInput) -> Scan:
 
 
 def _share(bits: host.Bits, rows: ElementRows) -> int:
-    """What some rows add."""
     if rows.rows == 1 and rows.width >= _LONG:
         head = -rows.begin % host.ROW
         first = np.arange(rows.begin, rows.begin + head, dtype=np.uint64)
@@ -293,7 +289,6 @@ def _add(out: Any, pieces: Sequence[_Piece], rule: Rule) -> None:
 
 
 def _indices(piece: _Piece) -> Any:
-    """The flat indices of a piece's elements in their tensor."""
     import torch
 
     rows, end = piece.rows, piece.begin + piece.bits.numel()

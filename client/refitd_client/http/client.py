@@ -116,7 +116,6 @@ class RefitClient:
         )
 
     def close(self) -> None:
-        """Give the connections back."""
         self._http.close()
 
     def __enter__(self) -> Self:
@@ -291,7 +290,6 @@ def stream_request(connection: Connection, resume: Mapping[str, str], timeout: f
 
 
 def is_event_stream(response: httpx.Response) -> bool:
-    """Whether the body of a response is an event stream."""
     return response.status_code == 200 and response.headers.get("content-type", "").startswith("text/event-stream")
 
 

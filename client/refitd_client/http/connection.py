@@ -64,7 +64,6 @@ class Body:
         self._size = 0
 
     def add(self, piece: bytes) -> None:
-        """Take in what has come. Raises AnswerRefusedError if that is too much."""
         self.pieces.append(piece)
         self._size += len(piece)
         if self._size > self._most or len(self.pieces) > MOST_PIECES + self._size // _PACKET:
@@ -167,7 +166,6 @@ class ClientTls:
 
     @classmethod
     def of_environment(cls) -> "ClientTls":
-        """The files that the environment names."""
         return cls(ca_file=_named("REFITD_CA_FILE"), cert=_named("REFITD_CLIENT_CERT"), key=_named("REFITD_CLIENT_KEY"))
 
     def context(self) -> ssl.SSLContext:
@@ -214,7 +212,6 @@ def use(tls: ClientTls) -> None:
 
 
 def in_use() -> ClientTls:
-    """The files that this process uses."""
     return _own or ClientTls.of_environment()
 
 
@@ -315,7 +312,6 @@ class RenewedTransport(httpx.BaseTransport):
     """httpx's, with the certificates that the files hold when a connection is made: no connection is used twice."""
 
     def __init__(self, tls: ClientTls) -> None:
-        """Raises `ValueError` where the files cannot be used."""
         self._tls = tls
         tls.context()
 
@@ -351,7 +347,6 @@ class Connection:
 
     @property
     def service_url(self) -> str:
-        """What `connect_to` takes for the same services."""
         return ",".join((self.url, *self.others))
 
     def moved_on(self) -> "Connection":

@@ -86,7 +86,6 @@ class RetryPolicy:
     not_yet: float = 0.0
 
     def within(self, seconds: float) -> "RetryPolicy":
-        """The same, with a deadline of at most `seconds`."""
         return replace(self, deadline=max(0.0, min(self.deadline, seconds)))
 
     def waiting(self, seconds: float) -> "RetryPolicy":
@@ -160,8 +159,6 @@ def _is_wanted(record: logging.LogRecord) -> bool:
 
 
 class HttpArguments(TypedDict):
-    """The arguments of `httpx.Client.request` and `stream`."""
-
     method: str
     url: str
     params: dict[str, str]
@@ -198,7 +195,6 @@ def reply_of(response: httpx.Response, body: bytes) -> HttpReply:
 
 
 def late_reply(url: str, within: float) -> LostReply:
-    """A try that took too long in all."""
     return LostReply(url=url, sent=True, reason=f"it did not answer in whole within {within:g} s")
 
 
@@ -234,7 +230,6 @@ def read_outcome(call: Call[ResultT], outcome: HttpReply | LostReply) -> ResultT
 
 
 def failure(call: Call[Any], outcome: HttpReply | LostReply) -> ServiceError:
-    """The error that an outcome other than 2xx stands for."""
     if isinstance(outcome, LostReply):
         perhaps = " after it was sent, so it may have been carried out" if outcome.sent else ""
         return ServiceUnreachableError(f"{call.method} {outcome.url} got no answer{perhaps}: {outcome.reason}")

@@ -48,7 +48,6 @@ class ReceiversQuery:
     """
 
     def __init__(self, connection: Connection, run: str) -> None:
-        """Ask nothing yet."""
         self.connection, self._run = connection, run
 
     def ask(self) -> Receivers:

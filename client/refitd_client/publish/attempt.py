@@ -228,7 +228,6 @@ class PublisherContext:
 
     @property
     def deltas(self) -> DeltaMaker:
-        """What makes the publisher's deltas."""
         if not self._deltas:
             self._deltas.append(self.make_deltas())
         return self._deltas[0]
@@ -316,7 +315,6 @@ class PublishAttempt:
             raise
 
     def staged(self, pending: PendingPublication, handed: Handed | None = None) -> Publication:
-        """What the trainer gets while the rest goes on."""
         return replace(self._begun, pending=pending, handed=handed)
 
     @property

@@ -67,7 +67,6 @@ class BucketTarget:
             folder.note_known(newest)
 
     def url(self, order: Order) -> str:
-        """Where a version's objects lie."""
         return f"{self._bucket.name}/{version_prefix(self._run.run, order)}".rstrip("/")
 
     def is_used(self, order: Order) -> bool:
@@ -103,7 +102,6 @@ class BucketTarget:
             _log.warning(text, folder, error)
 
     def close(self) -> None:
-        """Stop a collection, and end the thread."""
         with contextlib.suppress(BaseException):
             self._do(self._end_collection())
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -188,7 +186,6 @@ def spool_folder(name: str) -> Path:
 
 
 def bucket_at(root: str | os.PathLike[str], service_url: str | None, keep: int) -> Bucket | None:
-    """The bucket that a root names, None if it is a folder. Raises ValueError if it is neither."""
     if not is_bucket_url(text := os.fspath(root)):
         require_folder(text)
         return None
@@ -200,7 +197,6 @@ def bucket_at(root: str | os.PathLike[str], service_url: str | None, keep: int) 
 
 
 def begun_target(bucket: Bucket, folder: RunFolder, keep: int) -> BucketTarget:
-    """What uploads the versions of a run, begun."""
     target = BucketTarget(bucket, folder.run, keep=keep)
     try:
         target.begin(folder)

@@ -151,7 +151,6 @@ class PublishOptions:
         DurabilityPolicy.of(self.durable)
 
     def given(self) -> Mapping[str, Any]:
-        """The options by name."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
     def base(self) -> BaseModel | None:
@@ -185,5 +184,4 @@ class Sharded:
 
 
 def is_timeout(seconds: Any) -> bool:
-    """Whether it is a number of seconds that ranks can wait for each other."""
     return isinstance(seconds, Real) and 0 < float(seconds) < inf

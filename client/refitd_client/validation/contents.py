@@ -112,8 +112,6 @@ def _end(place: tuple[int, int, int, str]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file that is read: what the listing saw, what it is searched by, and the digests of its blocks."""
-
     name: str
     stat: FileStat
     search: StretchSearch
@@ -211,7 +209,6 @@ class TensorPlace:
 
 
 def place_of(headers: Mapping[str, Header], tensor: str) -> TensorPlace:
-    """Where a tensor of some files is, by their headers."""
     file, header = next((file, header) for file, header in headers.items() if tensor in header.tensors)
     spec = header.tensors[tensor]
     return TensorPlace(file, header.data_start + spec.start, header.data_start + spec.end)
@@ -235,7 +232,6 @@ def same_bytes(one: int, other: int, first: TensorPlace, second: TensorPlace, st
 
 
 def chunk_bytes(threads: int) -> int:
-    """The bytes that each of so many threads reads at a time."""
     return CHUNK_BYTES * max(1, threads // _CALM_THREADS)
 
 

@@ -142,7 +142,6 @@ def _row_faults(name: str, row: TensorRecord, manifest: Manifest, base: Base) ->
 
 
 def _fits(name: str, row: TensorRecord, base: Base) -> bool:
-    """Whether a tensor that a delta changes is one of the base's: then that bounds what its changes take."""
     tensor = base.inventory.tensors.get(name)
     return tensor is not None and (row.dtype, row.shape) == (tensor.dtype, tensor.shape)
 

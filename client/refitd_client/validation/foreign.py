@@ -68,7 +68,6 @@ class Marker:
 
     @property
     def awaited(self) -> str:
-        """A sentence that says what is waited for."""
         return f"{self.writer} writes {self.pattern} last, and it is not there yet (or announce the folder)"
 
 
@@ -209,7 +208,6 @@ def kept_manifest(root: Path, path: str, signature: str) -> bytes:
 
 
 def has_kept_manifest(root: Path, path: str) -> bool:
-    """Whether the service keeps a manifest of the folder `path`, which is relative to the root."""
     return (root / SERVICE_FOLDER / MANIFESTS / _name(path)).is_file()
 
 

@@ -116,7 +116,6 @@ def _setting(name: str, why: str) -> str:
 
 
 def is_adapter(names: Collection[str]) -> bool:
-    """Whether a folder with these names is an adapter's: a model's may have an adapter's leftovers beside it."""
     weights = [name for name in names if name.endswith(".safetensors")]
     return ADAPTER_CONFIG_NAME in names and weights in ([], [ADAPTER_NAME])
 

@@ -71,7 +71,6 @@ class Structure:
 
     @property
     def bytes(self) -> int:
-        """The size of all its files."""
         return sum(file.size for file in self.files.values())
 
 
@@ -338,7 +337,6 @@ def _content_faults(
 
 
 def _digest(structure: Structure, digests: Mapping[str, str]) -> str:
-    """One digest for files, given as name → digest."""
     return digest_of_files({name: (structure.files[name].size, digest) for name, digest in digests.items()})
 
 

@@ -64,31 +64,25 @@ class TensorShards:
     fingerprinted: bool = False
 
     def scanned(self) -> "TensorShards":
-        """The same, of which fingerprints are known, and that all values are finite."""
         return replace(self, check_finite=False, fingerprinted=False)
 
     def to_be_scanned(self) -> "TensorShards":
-        """The same, to be written with fingerprints."""
         return replace(self, fingerprinted=True)
 
     @property
     def sources(self) -> list[TensorSource]:
-        """Its tensors, as they lie in the shards."""
         return [source for shard in self.shards for source in shard.sources]
 
     @property
     def tensors(self) -> dict[str, list[Entry]]:
-        """What is in each shard."""
         return {shard.name: shard.entries for shard in self.shards}
 
     @property
     def size(self) -> int:
-        """The bytes that the shards will take."""
         return sum(shard.size for shard in self.shards)
 
     @property
     def layout(self) -> list[ShardLayout]:
-        """The files of a slot that fits."""
         return [ShardLayout(name=shard.name, header=shard.header, size=shard.size) for shard in self.shards]
 
     def write(self, staging: Staging) -> None:
@@ -139,7 +133,6 @@ class TensorShards:
         staging.seal(file, shard.size, checks.digest)
 
     def _check(self, staging: Staging, shard: Shard, file: StagedShard, stop: Event) -> None:
-        """Check and digest a shard that was filled."""
         checks = self._checks(shard)
         for run in shard.runs:
             for begin in range(0, run.size, PIECE):
@@ -172,7 +165,6 @@ def _pieces(data: NDArray[np.uint8], stop: Event) -> Iterator[tuple[int, NDArray
 
 
 def companions_of(folder: Path) -> list[Path]:
-    """The configuration, the tokenizer's files and the model's own code."""
     return [
         path
         for path in sorted(folder.iterdir())
@@ -203,7 +195,6 @@ class BaseModel:
 
     @property
     def companions(self) -> list[Path]:
-        """Its configuration and tokenizer files."""
         return companions_of(self.folder)
 
     @cached_property
@@ -265,23 +256,17 @@ class Weights(Protocol):
     """The shards of a version, from any source."""
 
     @property
-    def tensors(self) -> dict[str, list[Entry]]:
-        """The tensors in each, by the shard's name."""
-        ...
+    def tensors(self) -> dict[str, list[Entry]]: ...
 
     @property
-    def size(self) -> int:
-        """The bytes that they take."""
-        ...
+    def size(self) -> int: ...
 
     @property
     def layout(self) -> Sequence[ShardLayout]:
         """The files of a slot that fits; empty if they are not written into one."""
         ...
 
-    def write(self, staging: Staging) -> None:
-        """Write them."""
-        ...
+    def write(self, staging: Staging) -> None: ...
 
     def stage(self, staging: Staging) -> Callable[[], None]:
         """Copy their bytes into the files, so that the caller may change its own; return what is left to do."""
@@ -304,13 +289,11 @@ class Content:
 
     @property
     def size(self) -> int:
-        """The bytes of all files but the manifest."""
         beside = len(self.index) + len(self.config) + sum(path.stat().st_size for path in self.companions)
         return self.weights.size + beside
 
     @property
     def tensors(self) -> TensorsSummary:
-        """The summary of its tensors, for the manifest."""
         shards = self.weights.tensors.values()
         return TensorsSummary.of((entry.dtype, entry.nbytes) for entries in shards for entry in entries)
 

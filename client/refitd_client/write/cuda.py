@@ -210,7 +210,6 @@ class DeviceCopies:
         return arrived
 
     def synchronize(self) -> None:
-        """Wait until all has arrived, and nothing is being written any more."""
         for stream in self._streams.values():
             stream.synchronize()
 
@@ -244,7 +243,6 @@ class _Buffer:
         self._write = lambda: file.put(offset, memory.numpy())
 
     def flush(self) -> None:
-        """Write the last piece to its file."""
         if self._write is not None:
             self._arrived.synchronize()
             self._write()
@@ -252,7 +250,6 @@ class _Buffer:
 
 
 def pinned(count: int) -> Any:
-    """`count` bytes of page-locked host memory, as a torch tensor: a GPU copies to it without another buffer."""
     torch: Any = sys.modules["torch"]
     return torch.empty(count, dtype=torch.uint8, pin_memory=True)
 

@@ -72,17 +72,14 @@ class CopiesAhead:
         self._entries = 0
 
     def add(self, arrived: Callable[[], None], copies: int) -> None:
-        """Note that `copies` were begun. `arrived` waits for them."""
         self._marks.append((arrived, copies + 1))
         self._entries += copies + 1
 
     @property
     def is_far(self) -> bool:
-        """Whether no more should be begun before some have arrived."""
         return len(self._marks) > _MARKS_AHEAD or self._entries > _ENTRIES_AHEAD
 
     def wait(self) -> None:
-        """Wait until it is not far any more."""
         while self.is_far:
             arrived, entries = self._marks.popleft()
             self._entries -= entries
@@ -106,7 +103,6 @@ class _File:
 
     @property
     def from_host(self) -> list[tuple[int, TensorSource]]:
-        """Its tensors from host memory, and where they lie."""
         return [(offset, source) for offset, source in self.shard.placed if source.place == HOST]
 
 

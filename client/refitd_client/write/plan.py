@@ -73,7 +73,6 @@ def published_names(names: Collection[str], rename: Rename | None = None) -> dic
 
 
 def plain_names(names: Collection[str]) -> dict[str, str]:
-    """Names without the marks of wrappers, by the names with them."""
     plain = {name: without_marks(name) for name in names}
     if plain and all(name.startswith(_DDP) for name in plain.values()):
         return {name: new.removeprefix(_DDP) for name, new in plain.items()}
@@ -147,12 +146,10 @@ class Run:
 
     @cached_property
     def entries(self) -> list[Entry]:
-        """Its tensors, without their bytes."""
         return [source.entry for source in self.sources]
 
     @cached_property
     def size(self) -> int:
-        """Its bytes."""
         return sum(entry.nbytes for entry in self.entries)
 
     @cached_property
@@ -160,7 +157,6 @@ class Run:
         return all(joins(one, other) for one, other in pairwise(self.sources))
 
     def read(self) -> NDArray[np.uint8]:
-        """Its bytes."""
         if len(self.sources) == 1:
             return self.sources[0].read()
         if self._is_together:
@@ -195,12 +191,10 @@ class Shard:
 
     @cached_property
     def entries(self) -> list[Entry]:
-        """Its tensors, without their bytes."""
         return [source.entry for source in self.sources]
 
     @cached_property
     def size(self) -> int:
-        """Its bytes."""
         return len(self.header) + sum(entry.nbytes for entry in self.entries)
 
     @property
@@ -272,7 +266,6 @@ class ShardChecks:
 
     @property
     def digest(self) -> str:
-        """The digest of the bytes so far, as the manifest has it."""
         return self._digest.text
 
     def add(self, entries: Sequence[Entry], begin: int, piece: NDArray[np.uint8]) -> None:
@@ -303,7 +296,6 @@ class ShardChecks:
 
 
 def _parts(entries: Sequence[Entry], piece: NDArray[np.uint8]) -> Iterator[tuple[Entry, NDArray[np.uint8]]]:
-    """The bytes of each tensor in a piece of a run."""
     if len(entries) == 1:
         yield entries[0], piece
         return

@@ -41,17 +41,14 @@ class SourceCheckpoint:
 
     @property
     def tensors(self) -> dict[str, list[Entry]]:
-        """What is in each shard."""
         return {path.name: entries for path, entries in self.shards.items()}
 
     @property
     def size(self) -> int:
-        """The bytes that the shards take."""
         return sum(path.stat().st_size for path in self.shards)
 
     @property
     def layout(self) -> list[ShardLayout]:
-        """The files of a slot that fits."""
         return [header.layout(path) for path in self.shards]
 
     def stage(self, staging: Staging) -> Callable[[], None]:

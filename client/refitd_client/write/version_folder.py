@@ -68,11 +68,9 @@ class Meter:
 
     @property
     def is_watched(self) -> bool:
-        """Whether there is a callback."""
         return self._callback is not None
 
     def add(self, count: int) -> None:
-        """Count bytes that were written."""
         self.check()
         if self._callback is not None:
             with self._turn:
@@ -102,7 +100,6 @@ class Laps:
 
     @contextmanager
     def lap(self, name: str) -> Generator[None, None, None]:
-        """Count the time of the block."""
         began = time.perf_counter()
         try:
             yield
@@ -119,13 +116,11 @@ class StagedShard:
     """
 
     def __init__(self, name: str, fd: int, mapped: Mapped | None) -> None:
-        """Take over an open file."""
         self.name = name
         self.fd = fd
         self.mapped = mapped
 
     def put(self, offset: int, data: NDArray[np.uint8]) -> None:
-        """Write bytes from byte `offset` on."""
         if self.mapped is None:
             durable.write_at(self.fd, data.data, offset)
         else:
@@ -145,7 +140,6 @@ class StagedFile:
     """A file that is written from begin to end, and digested meanwhile."""
 
     def __init__(self, fd: int, meter: Meter) -> None:
-        """Take over a new file, of which nothing was written."""
         self.fd = fd
         self._meter = meter
         self._size = 0
@@ -169,7 +163,6 @@ class StagedFile:
 
     @property
     def digest(self) -> bytes:
-        """The digest of the bytes so far, as `FileDigest` defines it."""
         return self._digest.digest
 
     def entry(self) -> ManifestFile:
@@ -252,7 +245,6 @@ class Staging:
         self.files[shard.name] = ManifestFile(size=size, digest=digest)
 
     def close(self) -> None:
-        """Close what was not sealed."""
         while self._open:
             os.close(self._open.popitem()[1].fd)
 

@@ -40,20 +40,18 @@ class Finding:
 
 
 def good(check: CheckName, subject: str, text: str) -> Finding:
-    """A finding that needs nothing to be done."""
     return Finding(check, subject, CheckVerdict.OK, text)
 
 
 def warning(check: CheckName, subject: str, text: str, fix: str) -> Finding:
-    """A finding that a job can start with. The arguments are the fields of `Finding`."""
+    """A job can start with it."""
     return Finding(check, subject, CheckVerdict.WARNING, text, fix)
 
 
 def failed(check: CheckName, subject: str, text: str, fix: str) -> Finding:
-    """A finding that has to be corrected first. The arguments are the fields of `Finding`."""
+    """It has to be corrected first."""
     return Finding(check, subject, CheckVerdict.FAILED, text, fix)
 
 
-def unknown(check: CheckName, subject: str, text: str, fix: str | None = None) -> Finding:
-    """What cannot be known from here. The arguments are the fields of `Finding`."""
+def unknown(check: CheckName, subject: str, text: str, fix: str) -> Finding:
     return Finding(check, subject, CheckVerdict.UNKNOWN, text, fix)

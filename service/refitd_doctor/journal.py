@@ -2,26 +2,36 @@
 
 import fcntl
 import os
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import sqlalchemy as sa
 
-from refitd.policy.goals import last_good
 from refitd.settings import Settings
 from refitd.state.journal import rows
 from refitd.state.journal.address import GROUP_NOTE, PostgresAddress
 from refitd.state.journal.database import JOURNAL_NAME
-from refitd.state.journal.recovery import Condition, Corrupt, Sound, examine_journal, last_state_folder, reading
-from refitd.state.journal.schema import RecordDamagedError
+from refitd.state.journal.recovery import (
+    FORGOTTEN,
+    Condition,
+    Corrupt,
+    Missing,
+    Newer,
+    Older,
+    Sound,
+    UnreadableJournal,
+    examine_journal,
+    last_state_folder,
+    reading,
+)
+from refitd.state.journal.schema import SCHEMA_VERSION, RecordDamagedError
 from refitd.state.records import EngineRecord
 from refitd.state.version import VersionRecord
-from refitd.text import size_of
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.files.plain_file import open_plain
-from refitd_doctor.finding import CheckName, Finding, good, warning
+from refitd_doctor.finding import CheckName, Finding, failed, good, warning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +40,8 @@ class JournalFacts:
 
     Attributes:
         path: of its file, or its database's URL.
-        is_shared: whether it is a group's, in PostgreSQL.
         condition: whether it can be read.
+        is_shared: whether it is a group's, in PostgreSQL.
         last_folder: the state folder that the root names.
         elsewhere: whether another journal lies in `last_folder`.
         versions: all by id, the deleted among them.
@@ -74,7 +84,7 @@ def _holder(handle: int) -> str | None:
 
 
 def read_journal(settings: Settings, root: Path) -> JournalFacts:
-    """Read the journal of the service with these settings. Of one that is not sound only that is known.
+    """Read the journal of the service with these settings. The records of a journal that is not sound are not read.
 
     Raises:
         OSError: the root's own note of where its journal is cannot be read.
@@ -102,8 +112,7 @@ def _of_group(database: PostgresAddress, root: Path) -> JournalFacts:
     from refitd.state.journal.postgres import examine_group, reading_group
 
     condition = examine_group(database)
-    before = last_state_folder(root)
-    facts = JournalFacts(path=database.shown, condition=condition, is_shared=True, last_folder=before)
+    facts = JournalFacts(path=database.shown, condition=condition, is_shared=True, last_folder=last_state_folder(root))
     if not isinstance(condition, Sound):
         return facts
     try:
@@ -121,41 +130,61 @@ def _with_records(facts: JournalFacts, connection: sa.Connection) -> JournalFact
     )
 
 
-_FIX = "publish a version with files: any transport with durable='always', or transport='disk'"
+def judge_journal(journal: JournalFacts) -> Finding:
+    subject, check = str(journal.path), CheckName.JOURNAL
+    match journal.condition:
+        case Sound(origin=origin) if origin.rebuilt:
+            return good(check, subject, "can be read to its end")
+        case Sound(origin=origin):
+            text = f"it was begun anew, and a service that runs rebuilds it: {origin.cause}; {FORGOTTEN}"
+            return warning(check, subject, text, "run the service: until then nothing is collected")
+        case Missing() if journal.last_folder is None:
+            return good(check, subject, "there is none yet: the service begins it")
+        case Missing() if journal.elsewhere:
+            text = f"there is none, and the root's last one lies in {journal.last_folder}"
+            return warning(check, subject, text, "name that one with --state")
+        case Missing():
+            text = f"there is none, and a service has run on this root before: the next start begins one; {FORGOTTEN}"
+            return warning(check, subject, text, "is --state right? Else start the service")
+        case Older(schema=schema):
+            text = f"an earlier refitd wrote it: the next start moves it aside and begins one; {FORGOTTEN}"
+            return warning(check, subject, text, f"to keep it, go on with that refitd (schema {schema})")
+        case Newer(schema=schema):
+            text = f"a later refitd wrote it (schema {schema}, and this one knows {SCHEMA_VERSION})"
+            fix = "run that refitd"
+        case Corrupt(reason=reason):
+            text = f"it is corrupt: {reason}"
+            fix = (
+                "restore the database from its backup; without one give the group an empty database, and delete the "
+                f"root's note of this one; {FORGOTTEN}"
+                if journal.is_shared
+                else "restore it from a backup; or start the service again: it moves it aside and begins one; "
+                f"{FORGOTTEN}"
+            )
+        case UnreadableJournal(reason=reason):
+            text, fix = f"it cannot be read: {reason}", f"see who holds {journal.path} and who may read it"
+    return failed(check, subject, text, fix)
 
 
-_PUSHED = "where the store is to have each version, publish with durable='always'"
+def judge_group(database: PostgresAddress) -> Finding:
+    """Ask the database who leads. Blocks, for seconds where it does not answer."""
+    # Here, because the driver is an extra.
+    import psycopg
 
+    from refitd.state.journal.postgres import look_at_group
 
-def judge_durability(journal: JournalFacts, push: str | None = None) -> Iterator[Finding]:
-    """Say of each run whose engines serve a version without files where they, or a rollback, would go back to.
-
-    Args:
-        push: the object store that it pushes to, None where it pushes to none.
-    """
-    serving = [engine.serving for engine in journal.engines.values() if engine.known]
-    held = [version for version in journal.versions.values() if version.in_memory and version.id in serving]
-    for run in sorted({version.run for version in held}):
-        newest = max((version for version in held if version.run == run), key=lambda version: version.order)
-        good_one = last_good(version for version in journal.versions.values() if version.run == run)
-        count = serving.count(newest.id)
-        text = (
-            f"{count} engine{'s serve' if count > 1 else ' serves'} {newest.id} from memory alone "
-            f"({newest.files_to_come if newest.state.is_open else newest.reason}): {_leads(newest, good_one)}"
-        )
-        is_chosen = newest.durability is not None and newest.state.is_open and good_one is not None
-        yield good(CheckName.VERSIONS, run, text) if is_chosen else warning(CheckName.VERSIONS, run, text, _FIX)
-        if push is not None:
-            has = "no version of the run" if good_one is None else f"{good_one.id} at most"
-            text = f"{newest.id} has no files, and only versions with files are pushed: {push} gets {has}"
-            yield warning(CheckName.VERSIONS, run, text, _PUSHED)
-
-
-def _leads(newest: VersionRecord, good_one: VersionRecord | None) -> str:
-    if good_one is None:
-        return "no version of the run has good files, so one that restarts stays on its start-up weights"
-    size = "" if good_one.files.bytes is None else f", and loads {size_of(good_one.files.bytes)}"
-    if good_one.order.generation != newest.order.generation:
-        return f"one that restarts goes back to {good_one.id}, of an earlier generation{size}"
-    steps = newest.order.step - good_one.order.step
-    return f"one that restarts goes back to {good_one.id}, by {steps} step{'s' * (steps != 1)}{size}"
+    check, subject = CheckName.JOURNAL, database.shown
+    try:
+        leader, why = look_at_group(database)
+    except psycopg.Error as error:
+        text = f"it does not answer: {' '.join(str(error).split())}"
+        return failed(check, subject, text, "see to the database, its address and its password")
+    if why is not None:
+        return failed(check, subject, why, "name another database with --state")
+    if leader is None:
+        return good(check, subject, "no service has led yet: the first that starts does")
+    if leader.released:
+        text = f"no service leads: {leader.address} gave the lead back (epoch {leader.epoch})"
+        return warning(check, subject, text, "start a service of the group")
+    text = f"{leader.address} leads, or led last, since {leader.since} (epoch {leader.epoch})"
+    return good(check, subject, text)

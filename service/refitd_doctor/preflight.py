@@ -17,16 +17,6 @@ from refitd_client.validation.reference import ReferenceRefusedError, read_refer
 from refitd_doctor.finding import CheckName, Finding, warning
 
 
-def check_start(settings: Settings) -> None:
-    """Look at what the settings name, as the service will.
-
-    Raises:
-        ValueError: the engines file or the base model cannot be used; one line for each.
-    """
-    if faults := faults_of(settings):
-        raise ValueError("\n".join(faults))
-
-
 def faults_of(settings: Settings) -> list[str]:
     """Return the faults for which a start would be refused."""
     faults: list[str] = []
@@ -107,10 +97,7 @@ def _base_model(settings: Settings) -> str | None:
 
 
 # Variables of the environment that are called as settings are, and are none: a name with a typo would do nothing.
-#
 # Values are never shown: one of them may be a secret.
-
-
 _OURS_BEGIN = "REFITD_"
 _ELSEWHERE = re.compile(
     "REFITD_(URL|SPOOL"  # the SDK and the commands

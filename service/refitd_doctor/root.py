@@ -1,24 +1,18 @@
-"""The root as this host sees it: can it be written, does it give events, does its clock agree, is there room.
-
-A nonce is a random text in a file of the root: a process that can read it sees the same files.
-"""
+"""The root as this host sees it: can it be written, does it give events, does its clock agree, is there room."""
 
 import asyncio
 import errno
-import logging
 import os
 import secrets
 import shutil
 import threading
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event
-from typing import Protocol
 
-from watchdog.events import FileSystemEvent, FileSystemEventHandler
+from watchdog.events import FileSystemEventHandler
 from watchdog.observers import Observer
 
 from refitd.root.ownership import (
@@ -43,17 +37,14 @@ from refitd_client.validation.foreign import MANIFESTS
 from refitd_doctor.finding import CheckName, Finding, failed, good, unknown, warning
 from refitd_doctor.journal import JournalFacts
 
-NONCE_NAME = "nonce"
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 _SHARED = "create it, give this user and the trainer's a common group, or name another with --root"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Nonce:
-    """A random text in a file beneath the root."""
-
-    path: str  # relative to the root
-    text: str
+EVENT_SECONDS = 3.0
+SKEW_SECONDS = 2.0
+_MOVE_FOLDER = (
+    "move its folder away: the service then takes it for LOST, and loads no engine with it; publish the step again, "
+    "roll back, or put the files back from a backup"
+)
 
 
 class RootUnusableError(Exception):
@@ -65,8 +56,8 @@ class RootUnusableError(Exception):
 
 
 @contextmanager
-def probed(root: Path) -> Generator[Nonce]:
-    """Write a nonce on the root, and delete it when the context ends.
+def probed(root: Path) -> Generator[Path]:
+    """Write a file beneath the root, and delete it when the context ends.
 
     Raises:
         RootUnusableError: the root is no folder, or cannot be written.
@@ -74,24 +65,21 @@ def probed(root: Path) -> Generator[Nonce]:
     if not root.is_dir():
         raise RootUnusableError(f"{root} is no folder")
     folder = root / SERVICE_FOLDER / f"doctor-{secrets.token_hex(8)}"
-    nonce = Nonce(path=f"{SERVICE_FOLDER}/{folder.name}/{NONCE_NAME}", text=secrets.token_hex(16))
-    is_new = not folder.parent.exists()
+    probe, is_new = folder / "probe", not folder.parent.exists()
     try:
         try:
             folder.parent.mkdir(mode=0o770, exist_ok=True)
             folder.mkdir(mode=0o755)
-            (folder / NONCE_NAME).write_text(nonce.text)
+            probe.touch()
         except OSError as error:
             fix = "make room there" if error.errno in _NO_ROOM else _SHARED
             raise RootUnusableError(f"{folder.parent} cannot be written: {error.strerror}", fix) from error
-        yield nonce
+        yield probe
     finally:
-        with suppress(OSError):
-            (folder / NONCE_NAME).unlink()
-        with suppress(OSError):
+        with suppress(OSError):  # another process may have begun to use the service's folder
+            probe.unlink(missing_ok=True)
             folder.rmdir()
-        if is_new:
-            with suppress(OSError):  # another process has begun to use it
+            if is_new:
                 folder.parent.rmdir()
 
 
@@ -132,15 +120,11 @@ def take_root(root: Path, journal: JournalFacts) -> Iterator[Finding]:
         yield failed(CheckName.ROOT, str(root), f"not repaired: {error}", "do so, and run --repair again")
 
 
-EVENT_SECONDS = 3.0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RootFacts:
     """The root. Sizes are in bytes.
 
     Attributes:
-        path: of its folder.
         kind: of its file system.
         event: whether a write gave an event.
         skew: the file system's clock less this host's, in seconds.
@@ -162,18 +146,17 @@ class RootFacts:
     has_deltas: bool = False
 
 
-def look_at_root(root: Path, nonce: Nonce, base_model: Path | None) -> RootFacts:
+def look_at_root(root: Path, probe: Path, base_model: Path | None) -> RootFacts:
     """Watch a write, and measure. Blocks for `EVENT_SECONDS` where there are no events."""
     sizes = list(_versions(root))
-    file = root / nonce.path
-    file.write_text(nonce.text)
-    skew = file.stat().st_mtime - time.time()  # first: to wait for an event takes longer than a clock may be off
+    probe.touch()
+    skew = probe.stat().st_mtime - time.time()  # first: to wait for an event takes longer than a clock may be off
     manifests = root / SERVICE_FOLDER / MANIFESTS
     models = [] if base_model is None else [weights for weights in [_weights(base_model)] if weights]
     return RootFacts(
         path=root,
         kind=root_file_system(root),
-        event=_gives_event(file),
+        event=_gives_event(probe),
         skew=skew,
         free=shutil.disk_usage(root).free,
         keeps_manifests=not manifests.exists() or (manifests.is_dir() and os.access(manifests, os.W_OK | os.X_OK)),
@@ -183,37 +166,20 @@ def look_at_root(root: Path, nonce: Nonce, base_model: Path | None) -> RootFacts
     )
 
 
-class _Heard(FileSystemEventHandler):
-    def __init__(self) -> None:
-        self.event = threading.Event()
-
-    def on_any_event(self, event: FileSystemEvent) -> None:
-        self.event.set()
-
-
-def _gives_event(nonce: Path) -> bool:
-    heard, observer = _Heard(), Observer()
-    observer.schedule(heard, str(nonce.parent))
+def _gives_event(probe: Path) -> bool:
+    heard, handler, observer = threading.Event(), FileSystemEventHandler(), Observer()
+    handler.on_any_event = lambda event: heard.set()
+    observer.schedule(handler, str(probe.parent))
     try:
         observer.start()
     except OSError:
         return False  # inotify has no watch left, or is not there
     try:
-        nonce.write_text(nonce.read_text())
-        return heard.event.wait(EVENT_SECONDS)
+        probe.write_text("a write that is to be told of")
+        return heard.wait(EVENT_SECONDS)
     finally:
-        # watchdog logs an error for an event that comes while its observer is stopped.
-        log = logging.getLogger("watchdog.observers.inotify")
-        log.addFilter(_is_of_interest)
-        try:
-            observer.stop()
-            observer.join()
-        finally:
-            log.removeFilter(_is_of_interest)
-
-
-def _is_of_interest(record: logging.LogRecord) -> bool:
-    return "thread is inactive" not in record.getMessage()
+        observer.stop()
+        observer.join()
 
 
 def _versions(root: Path) -> Iterator[int]:
@@ -225,9 +191,6 @@ def _versions(root: Path) -> Iterator[int]:
 
 def _weights(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-
-
-SKEW_SECONDS = 2.0
 
 
 def judge_root(facts: RootFacts, settings: Settings, keeps: Keeping | None = None) -> Iterator[Finding]:
@@ -279,44 +242,30 @@ def _space(facts: RootFacts, settings: Settings, told: Keeping | None, subject: 
     return failed(CheckName.SPACE, subject, text, fix)
 
 
-# The bytes of good versions, with --deep. A service reads a version again where its files look otherwise than they
-# did; this finds what changed without a trace. A version that looks otherwise is left to the service.
+async def read_versions(
+    root: Path, known: Iterable[VersionRecord], progress: Callable[[int, int], None]
+) -> list[Finding]:
+    """Read every byte of every good version of the journal, and hold it against the digest that it was sealed with.
 
+    A service reads a version again where its files look otherwise than they did; this finds what changed without a
+    trace. A version that looks otherwise is left to the service.
 
-_MOVE_FOLDER = (
-    "move its folder away: the service then takes it for LOST, and loads no engine with it; publish the step again, "
-    "roll back, or put the files back from a backup"
-)
-
-
-class ReadProgress(Protocol):
-    """Shows what is read, and how much of it. Must not raise."""
-
-    def say(self, text: str) -> None:
-        """A step begins; `text` names it."""
-        ...
-
-    def expect(self, count: int) -> None:
-        """`count` more bytes are going to be read."""
-        ...
-
-    def read(self, count: int) -> None:
-        """`count` more bytes were read. Called in any thread."""
-        ...
-
-
-async def read_versions(root: Path, known: Iterable[VersionRecord], progress: ReadProgress | None) -> list[Finding]:
-    """Read every byte of every good version of the journal, and hold it against the digest that it was sealed with."""
+    Args:
+        progress: gets the bytes that are read, and of how many.
+    """
     sealed = [version for version in known if version.state is VersionState.SEALED and version.digest is not None]
-    if progress is not None:
-        progress.expect(sum(version.files.bytes or 0 for version in sealed))
+    total, done = sum(version.files.bytes or 0 for version in sealed), 0
     findings: list[Finding] = []
-    stop, bytes_of_good, count = Event(), 0, 0
+    stop, bytes_of_good, count = threading.Event(), 0, 0
+
+    def on_read(size: int) -> None:
+        nonlocal done
+        done += size
+        progress(done, total)
+
     try:
-        for number, version in enumerate(sealed, start=1):
-            if progress is not None:
-                progress.say(f"reading {version.path} ({number} of {len(sealed)})")
-            found = await asyncio.to_thread(_read, root, version, stop, progress)
+        for version in sealed:
+            found = await asyncio.to_thread(_read, root, version, stop, on_read)
             if isinstance(found, Finding):
                 findings.append(found)
             elif found:
@@ -327,11 +276,11 @@ async def read_versions(root: Path, known: Iterable[VersionRecord], progress: Re
     return [good(CheckName.VERSIONS, str(root), text), *findings]
 
 
-def _read(root: Path, version: VersionRecord, stop: Event, progress: ReadProgress | None) -> Finding | bool:
+def _read(root: Path, version: VersionRecord, stop: threading.Event, on_read: Callable[[int], None]) -> Finding | bool:
     """What is wrong with a version, else whether it has the bytes that it had: not if the service sees to it."""
     path = version.path
     try:
-        found = read_again(root, path, stop=stop, on_read=None if progress is None else progress.read)
+        found = read_again(root, path, stop=stop, on_read=on_read)
     except FileNotFoundError:
         return False
     except OSError as error:

@@ -1,9 +1,14 @@
-"""The object stores of --follow and --push: can they be reached, read and written, and do they keep conditions."""
+"""What --follow and --push name: object stores and hubs.
+
+Object stores: can they be reached, read and written, and do they keep conditions. A hub: does it answer, does it take
+the follower's token, and has it the run. It is asked what a follower asks first, and sent a report that names nothing,
+which it refuses as incomplete once it has looked at the token: nothing of that stays there.
+"""
 
 import asyncio
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -44,25 +49,30 @@ async def ask_stores(settings: Settings) -> list[StoreAnswers]:
 
 async def look_at_store(bucket: Bucket, *, pushes: bool) -> StoreAnswers:
     """Read the list of runs, and write and delete an object of this check's own."""
-    runs: tuple[str, ...] = ()
-    read: str | None = None
-    write: str | None = None
-    try:
-        async with asyncio.timeout(ANSWER_SECONDS):
-            runs = await list_runs(bucket)
-    except (BucketError, TimeoutError) as error:
-        read = str(error) or f"{bucket.name} did not answer within {ANSWER_SECONDS:g} s"
-    try:
-        async with asyncio.timeout(ANSWER_SECONDS):
-            if pushes:
-                await require_conditions(bucket)
-            else:
-                key = f"probes/{secrets.token_hex(16)}"
-                await bucket.write(key, b"1\n")
-                await bucket.delete(key)
-    except (BucketError, TimeoutError) as error:
-        write = str(error) or f"{bucket.name} did not answer within {ANSWER_SECONDS:g} s"
-    return StoreAnswers(name=bucket.name, pushes=pushes, runs=runs, read=read, write=write)
+    runs: list[str] = []
+
+    async def read() -> None:
+        runs.extend(await list_runs(bucket))
+
+    async def write() -> None:
+        if pushes:
+            await require_conditions(bucket)
+        else:
+            key = f"probes/{secrets.token_hex(16)}"
+            await bucket.write(key, b"1\n")
+            await bucket.delete(key)
+
+    async def why_not(do: Callable[[], Awaitable[None]]) -> str | None:
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await do()
+        except (BucketError, TimeoutError) as error:
+            return str(error) or f"{bucket.name} did not answer within {ANSWER_SECONDS:g} s"
+        return None
+
+    return StoreAnswers(
+        name=bucket.name, pushes=pushes, read=await why_not(read), runs=tuple(runs), write=await why_not(write)
+    )
 
 
 def judge_store(asked: StoreAnswers) -> Iterator[Finding]:
@@ -81,12 +91,6 @@ def judge_store(asked: StoreAnswers) -> Iterator[Finding]:
     else:  # it can pull; its leases are missing
         fix = "let it write below followers/: its notes keep what it pulls from being collected"
         yield warning(CheckName.STORE, asked.name, asked.write, fix)
-
-
-# The hub of --follow: does it answer, does it take the follower's token, and has it the run.
-#
-# It is asked what a follower asks first, and sent a report that names nothing, which it refuses as incomplete once it
-# has looked at the token: nothing of that stays there. Object stores are looked at in `stores.py`.
 
 
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")

@@ -80,13 +80,15 @@ def doctor(**flags: Any) -> None:
     from refitd_doctor.check import check
 
     json = bool(flags.pop("json", False))
-    wanted: dict[str, bool] = {name: bool(flags.pop(name)) for name in ("deep", "repair")}
+    wanted: dict[str, Any] = {name: bool(flags.pop(name)) for name in ("deep", "repair")}
     with speaking(json=json) as out:
         url = _service_url(flags.pop("url"), flags)
         settings = settings_from(flags)
         use(settings.client_tls)
         with _quiet(), bar(out, "doctor") as shown:
-            report = asyncio.run(check(settings, url=url, progress=shown, **wanted))
+            if shown is not None:
+                wanted["progress"] = shown
+            report = asyncio.run(check(settings, url=url, **wanted))
         document = {"root": report.root, "healthy": not report.failed, "findings": report.findings}
         out.show(document, _table(report), _summary(report))
         if report.failed:
@@ -95,12 +97,14 @@ def doctor(**flags: Any) -> None:
 
 @contextmanager
 def _quiet() -> Generator[None]:
-    """Silence the logs of the service's parts: stdout is for the findings."""
+    """Silence the logs of the service's parts and of watchdog: stdout is for the findings."""
     before = structlog.get_config()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    logging.disable(logging.CRITICAL)  # watchdog logs an event that comes while its observer is stopped
     try:
         yield
     finally:
+        logging.disable(logging.NOTSET)
         structlog.configure(**before)
 
 

@@ -17,7 +17,7 @@ from enum import IntEnum
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import typer
@@ -128,9 +128,6 @@ def _with_what_stands(error: ServiceProblemError) -> Problem:
 def _problem(slug: str, title: str, status: int, detail: str) -> Problem:
     return Problem(type=f"urn:refitd:problem:{slug}", title=title, status=status, detail=detail)
 
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
 
 # Lines are not cut in a pipe: a table that is cut at 80 columns cannot be searched.
 _PIPE_WIDTH = 1000
@@ -261,37 +258,12 @@ def can_ask() -> bool:
     return sys.stdin.isatty()
 
 
-class Bar:
-    """What is done, and how many bytes of how many: a bar as soon as the total is known. For any thread."""
-
-    def __init__(self, progress: "Progress", text: str) -> None:
-        self._progress = progress
-        self._task = progress.add_task(clean(text), total=None)
-        self._total = 0
-        self._turn = threading.Lock()
-
-    def say(self, text: str) -> None:
-        """A step begins."""
-        self._progress.update(self._task, description=clean(text))
-
-    def expect(self, count: int) -> None:
-        """`count` more bytes are to come."""
-        with self._turn:
-            self._total += count
-        self._progress.update(self._task, total=self._total)
-
-    def read(self, count: int) -> None:
-        """`count` more bytes are done."""
-        self._progress.advance(self._task, count)
-
-    def reach(self, done: int, total: int) -> None:
-        """`done` of `total` bytes are done."""
-        self._progress.update(self._task, completed=done, total=total)
-
-
 @contextmanager
-def bar(out: Output, text: str) -> Generator[Bar | None]:
-    """Show a bar on stderr for the length of the block, and clear it; None where stderr is no terminal."""
+def bar(out: Output, text: str) -> Generator[Callable[[int, int], None] | None]:
+    """Show a bar on stderr for the length of the block, and clear it; None where stderr is no terminal.
+
+    Yields a function that gets how many bytes of how many are done, in any thread.
+    """
     if not out.shows_progress:
         yield None
         return
@@ -302,7 +274,8 @@ def bar(out: Output, text: str) -> Generator[Bar | None]:
     words = TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True), markup=False)
     columns = (SpinnerColumn(), words, BarColumn(20), DownloadColumn(), SpeedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=out.err, transient=True) as progress:
-        yield Bar(progress, text)
+        task = progress.add_task(clean(text), total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def watched(work: Callable[[], AnswerT], look: Callable[[], None]) -> AnswerT:

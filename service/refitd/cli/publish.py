@@ -155,7 +155,7 @@ def publish(
                 metadata=_pairs(metadata or ()),
                 allow_missing=[pattern for pattern in allow_missing or () if pattern],
                 allow_extra=allow_extra,
-                progress=None if shown is None else lambda progress: shown.reach(progress.written, progress.total),
+                progress=None if shown is None else lambda progress: shown(progress.written, progress.total),
             )
         _remark(out, publication, root)
         served = _wait(out, publication, timeout, partial(connect, url, token_file)) if wait else None

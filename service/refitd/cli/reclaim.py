@@ -49,10 +49,8 @@ def _carry_out(out: Output, client: RefitClient) -> ReclaimPlan:
         if shown is None:
             return client.reclaim()
         goes, held = client.reclaim_plan().freed_bytes, client.overview().held_bytes
-        shown.reach(0, goes)
-        return watched(
-            client.reclaim, lambda: shown.reach(min(goes, max(0, held - client.overview().held_bytes)), goes)
-        )
+        shown(0, goes)
+        return watched(client.reclaim, lambda: shown(min(goes, max(0, held - client.overview().held_bytes)), goes))
 
 
 def reclaim_table(plan: ReclaimPlan) -> Table:

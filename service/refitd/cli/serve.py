@@ -251,11 +251,12 @@ def serve(**flags: Any) -> None:
     """
     json = bool(flags.pop("json", False))
     # Here, because only this command needs so much of the service.
-    from refitd_doctor.preflight import check_start
+    from refitd_doctor.preflight import faults_of
 
     with speaking(json=json):
         settings = settings_from(flags)
-        check_start(settings)
+        if faults := faults_of(settings):
+            raise ValueError("\n".join(faults))
     # Outside of `speaking`: its errors are bugs.
     from refitd.app import serve as run_service
 

@@ -84,7 +84,6 @@ class EngineKind:
     Attributes:
         name: what the operator calls it, as in `--engine NAME=URL`: lower-case letters and digits.
         pause_modes: what its servers can do with requests in flight while they load, the best first.
-        programs: a pattern of the modules and scripts that its servers' processes run, by which doctor finds them.
         inside: how refitd gets into a server of this kind, for an operator.
         connect: makes the engine of a server. It reads no file and calls no server yet.
         pairs: whether it can update several servers as one engine.
@@ -92,7 +91,6 @@ class EngineKind:
 
     name: str
     pause_modes: tuple[str, ...]
-    programs: str
     inside: str
     connect: Callable[[EngineServer], EnginePort]
     pairs: bool = False

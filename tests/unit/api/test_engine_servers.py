@@ -1,4 +1,4 @@
-"""API, commands, metrics and doctor say what an engine's server is, and what proves the version that it serves."""
+"""API, commands and metrics say what an engine's server is, and what proves the version that it serves."""
 
 import shutil
 from pathlib import Path
@@ -14,7 +14,6 @@ from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.states import EngineState
 from refitd_client.contract.wire import Engine
 from refitd_client.validation.foreign import MANIFESTS
-from refitd_doctor.service import judge_service_engines
 from support.checkpoints import tensors, write_model
 from support.records import engine
 from support.services import serving
@@ -130,19 +129,11 @@ def test_a_stock_server_in_which_no_plugin_is_looked_for_is_said_to_load_by_itse
     """As with adapters, which are the server's own."""
     told = engine(server="vLLM", server_version="0.32.0")
     assert told.how_it_loads == "loads as vLLM does by itself"
-    (found,) = judge_service_engines([make_engine(server="vLLM", server_version="0.32.0")])
-    assert found.text.endswith("its loads are vLLM's own")
 
 
 def test_what_was_known_of_a_server_that_does_not_answer_is_said_in_the_past() -> None:
     gone = engine(server="vLLM", server_version="0.32.0", state=EngineState.UNREACHABLE)
     assert gone.what_it_is == "was vLLM 0.32.0, stock, when it was last reached"
-
-
-def test_doctor_repeats_what_the_service_says_of_a_vllm_server() -> None:
-    (told,) = judge_service_engines([make_engine(**VLLM, proof="answers to a fixed prompt")])
-    said = "its loads are vLLM's own: no plugin speaks for it; proof of what it serves: answers to a fixed prompt"
-    assert told.text.endswith(said)
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,8 @@ from pathlib import Path
 import pytest
 
 from refitd.settings import Settings
-from refitd.state.journal.recovery import Missing
 from refitd_doctor.finding import CheckName, CheckVerdict
-from refitd_doctor.journal import JournalFacts
-from refitd_doctor.service import judge_service
+from refitd_doctor.service import judge_settings
 
 FILES = {
     "token": "a-token-to-change",
@@ -29,8 +27,7 @@ def settings(tmp_path: Path) -> Settings:
 
 def warnings(settings: Settings) -> list[tuple[str, str | None]]:
     """The subjects of warnings about secrets, and what to do."""
-    journal = JournalFacts(path=settings.root / "journal.db", condition=Missing())
-    found = [each for each in judge_service(settings, journal, None) if each.check is CheckName.SETTINGS]
+    found = [each for each in judge_settings(settings) if each.check is CheckName.SETTINGS]
     return [(each.subject, each.fix) for each in found if each.verdict is CheckVerdict.WARNING]
 
 

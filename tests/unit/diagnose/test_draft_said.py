@@ -6,7 +6,6 @@ from rich.console import Console
 
 from refitd.cli import render
 from refitd.engine.port import DRAFT_LEFT, Obstacle, Reached
-from refitd.engine.registry import EngineSpec
 from refitd_doctor.engines import EngineAnswers, judge_engine
 from refitd_doctor.finding import CheckName, CheckVerdict
 from support.services import serving
@@ -42,6 +41,6 @@ def test_doctor_warns_of_it() -> None:
         server="SGLang",
         obstacles=(obstacle,),
     )
-    asked = EngineAnswers(name="e", spec=EngineSpec(url="http://10.0.0.7:30000"), root="/mnt", seen=seen)
+    asked = EngineAnswers(name="e", url="http://10.0.0.7:30000", seen=seen)
     found = {each.check: each for each in judge_engine(asked)}[CheckName.UPDATES]
     assert (found.verdict, found.text) == (CheckVerdict.WARNING, "draft: left as started")

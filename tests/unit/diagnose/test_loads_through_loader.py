@@ -10,12 +10,10 @@ from rich.console import Console
 
 from refitd.cli import render
 from refitd.engine.port import LoaderUse, Reached
-from refitd.engine.registry import EngineSpec
 from refitd.policy.observe import after_probe
 from refitd_client.contract.plugin import ASIDE, Handshake, LoadPlan
 from refitd_doctor.engines import EngineAnswers, judge_engine
-from refitd_doctor.finding import CheckName, CheckVerdict
-from refitd_doctor.service import judge_service_engines
+from refitd_doctor.finding import CheckName, CheckVerdict, Finding
 from refitd_inside.client import EngineRankGroup, Member
 from refitd_plugin.update.recorder import Recorder
 from support.engines import sglang_engine
@@ -117,6 +115,11 @@ def test_of_several_ranks_the_slowest_counts(plans: list[LoadPlan | None], loade
     assert rank_group.loader == loader
 
 
+def doctor_says(seen: Reached) -> Finding:
+    asked = EngineAnswers(name="e", url="http://10.0.0.7:30000", seen=seen)
+    return {each.check: each for each in judge_engine(asked)}[CheckName.PLUGIN]
+
+
 def as_text(shown: object) -> str:
     console = Console(width=200, no_color=True)
     with console.capture() as capture:
@@ -141,17 +144,9 @@ def test_the_record_the_tables_and_doctor_say_why() -> None:
     row = as_text(render.engines_table([shown], {}))
     assert " loader " in row
     assert f"each load goes through SGLang's loader: {WHY}" in row
-    (told,) = judge_service_engines([shown])
-    assert (told.verdict, WHY in told.text, "RefitdLoadsThroughLoader" in str(told.fix)) == (
-        CheckVerdict.WARNING,
-        True,
-        True,
-    )
-    asked = EngineAnswers(
-        name="e", spec=EngineSpec(url="http://10.0.0.7:30000"), root="/mnt", seen=replace(SEEN, loader=WHOLE)
-    )
-    found = {each.check: each for each in judge_engine(asked)}[CheckName.PLUGIN]
-    assert (found.verdict, WHY in found.text) == (CheckVerdict.WARNING, True)
+    told = doctor_says(replace(SEEN, loader=WHOLE))
+    assert (told.verdict, WHY in told.text) == (CheckVerdict.WARNING, True)
+    assert "RefitdLoadsThroughLoader" in str(told.fix)
 
 
 def test_some_tensors_of_a_model_are_no_warning() -> None:
@@ -159,8 +154,7 @@ def test_some_tensors_of_a_model_are_no_warning() -> None:
     assert record.how_it_loads.endswith("a part of each version through SGLang's loader: 9 tensors are not only copied")
     shown = make_engine(plugin="0.1.0", through_loader=PART.reason)
     assert " plugin " in as_text(render.engines_table([shown], {}))
-    (told,) = judge_service_engines([shown])
-    assert told.verdict is CheckVerdict.OK
+    assert doctor_says(replace(SEEN, loader=PART)).verdict is CheckVerdict.OK
 
 
 async def test_metrics_explain_and_the_api_say_it(tmp_path: Path) -> None:
@@ -199,8 +193,8 @@ def test_a_variable_that_is_wrong_inside_an_engine_is_a_fault_in_the_tables_and_
 ) -> None:
     shown = make_engine(stock_reason=reason)
     assert ("stands aside: REFITD_SGLANG_STAGE is 'on'" in as_text(render.engines_table([shown], {}))) == is_fault
-    (told,) = judge_service_engines([shown])
-    assert (told.verdict is CheckVerdict.FAILED, reason in told.text) == (is_fault, True)
+    told = doctor_says(replace(SEEN, plugin=None, stock_reason=reason))
+    assert (told.verdict is CheckVerdict.FAILED) == is_fault
 
 
 async def test_a_variable_that_is_wrong_inside_an_engine_raises_a_metric(tmp_path: Path) -> None:

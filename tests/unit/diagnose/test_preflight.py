@@ -7,12 +7,17 @@ from typing import Any
 import pytest
 
 from refitd.settings import Settings
-from refitd_doctor.preflight import check_start, keys_without_token, stranger
+from refitd_doctor.preflight import faults_of, keys_without_token, stranger
 from support.checkpoints import write_model
 
 
 def settings(tmp_path: Path, **more: Any) -> Settings:
     return Settings(root=tmp_path, **more)
+
+
+def check_start(settings: Settings) -> None:
+    if faults := faults_of(settings):
+        raise ValueError("\n".join(faults))
 
 
 def test_a_whole_model_and_a_good_engines_file_are_fine(tmp_path: Path) -> None:

@@ -34,7 +34,6 @@ MAY_OPEN = {
     "service/refitd_doctor/root.py": "a file in a folder that it has just made",
     "service/refitd/engine/registry.py": "the engines file, which the operator names",
     "service/refitd/engine/http.py": "a file of keys, which the operator names",
-    "service/refitd_doctor/engines.py": "the engines file, which the operator names",
     "service/refitd/reclaim/trash.py": "a handle on a folder that opens nothing (O_PATH)",
     "service/refitd/root/ownership.py": "/proc",
     "service/refitd/tokens.py": "a file of tokens, which the operator names",

@@ -103,13 +103,10 @@ def _connect(server: EngineServer) -> EnginePort:
     return ServerEngine(dialect, server.plugin(), access.load_timeout)
 
 
-# Modules, scripts, and what SGLang calls its own processes (sglang::tokenizer_worker); the embedded engine imitates it.
-_SGLANG_PROGRAMS = r"(?:.*/)?sglang(?:\.\S+|::.*|/launch_server\.py)?|refitd_embedded(?:\.\S+)?"
 _INSIDE = "install this very refitd beside every rank, with REFITD_SGLANG_ROOT set to the root as the server sees it"
 SGLANG = EngineKind(
     name="sglang",
     pause_modes=tuple(PAUSE_MODES),
-    programs=_SGLANG_PROGRAMS,
     inside=_INSIDE,
     connect=_connect,
     pairs=True,

@@ -190,6 +190,4 @@ def _connect(server: EngineServer) -> EnginePort:
     return ServerEngine(dialect, server.plugin(), access.load_timeout)
 
 
-# `vllm serve`, `python -m vllm.entrypoints…`, and what vLLM calls its own processes (VLLM::EngineCore).
-_VLLM_PROGRAMS = r"(?:.*/)?vllm(?:\.\S+)?|VLLM::.*"
-VLLM = EngineKind(name="vllm", pause_modes=PAUSE_MODES, programs=_VLLM_PROGRAMS, inside=INSIDE, connect=_connect)
+VLLM = EngineKind(name="vllm", pause_modes=PAUSE_MODES, inside=INSIDE, connect=_connect)

@@ -2,8 +2,7 @@
 
     AREAL_LLM_SERVER_ADDRS=ADDRESS python train.py HOW RECORD_ROOT FILEROOT MODEL…     prints one JSON document
 
-HOW is `sglang` or `vllm`, the kind of AReaL's engine client, or `record` for a trainer whose own update of engines is
-switched off: it saves, adds the key, and leaves the rest to whoever watches the record.
+HOW is `sglang` or `vllm`, the kind of AReaL's engine client.
 
 Each MODEL stands for what a training step made. For each of them: pause, start the update (which waits for the key in
 the name-resolve record), save, add the key, wait for the engines, go on; then generate, as a rollout does.
@@ -54,9 +53,7 @@ def main(how: str, record: str, fileroot: str, *models: str) -> None:
         group = make_group(engine, base)
     for model in models:
         meta = base.with_version(engine.get_version() + 1)
-        if how == "record":
-            announce(engine, meta, Path(model))
-        elif how.endswith("-xccl"):
+        if how.endswith("-xccl"):
             broadcast(engine, meta, group, Path(model))
         else:
             update(engine, meta, Path(model))

@@ -45,7 +45,6 @@ from refitd.root.ownership import (
     mark_root,
     mounts_now,
     owned,
-    root_file_system,
     state_owned,
 )
 from refitd.settings import Settings
@@ -70,7 +69,7 @@ from refitd_hosts.discovery.scout import Scout
 from refitd_hosts.follow.composing import compose_follower
 from refitd_hosts.push.pusher import Pusher
 from refitd_inside.materialize.disk import DiskCopies
-from refitd_inside.materialize.materializer import BeforeLoad, Materializer, Warmer
+from refitd_inside.materialize.materializer import Materializer
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
@@ -221,7 +220,6 @@ async def _run(
     group, state_folder, interval = lead and (lead.service, lead.epoch), settings.state_folder, settings.probe_interval
     leads = await asyncio.to_thread(service_leads, store, settings.root, state_folder, interval, group)
     parts = compose(settings, store, targets, guard, telemetry=telemetry, leads=leads, port=at.port, lead=lead)
-    await parts.materializer.survey()  # before engines are asked: they go straight to a copy that is there already
     gc.collect()
     gc.freeze()  # what was imported stays: looking through it again would stop everything for 30 ms at a time
     api = build_api(parts.api)
@@ -243,7 +241,6 @@ class Parts:
 
     api: Service
     fleet: Fleet
-    materializer: Materializer
     runs: Sequence[Callable[[], Coroutine[Any, Any, None]]]
 
 
@@ -286,8 +283,6 @@ def compose(
         pushing=frozenset if pusher is None else lambda: pusher.uploading,
     )
     materializer = Materializer(store, targets, facts, copies)
-    warmer = Warmer(root, lambda: root_file_system(root), threads)
-    before_load = BeforeLoad(catalog.check, materializer, warmer, targets.carriage)
     hosts = ReportedHosts(store, store.clock, leads)
     fleet = Fleet(
         store,
@@ -306,8 +301,7 @@ def compose(
             root=settings.path_map or str(root),
             load_timeout=settings.load_timeout,
         ),
-        check=before_load.check,
-        warm=before_load.warm,
+        check=materializer.checking(catalog.check),
         prove=catalog.read,
         proofs=proofs,
         chance=random.Random(),  # noqa: S311 - jitter, not a secret
@@ -366,7 +360,6 @@ def compose(
             leader=None if lead is None else lead.leader,
         ),
         fleet=fleet,
-        materializer=materializer,
         runs=(
             Watcher(root, asyncio.get_running_loop(), catalog.nudge).run,
             collector.run,

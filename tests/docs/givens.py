@@ -85,7 +85,7 @@ GIVENS: Mapping[str, Given] = {
     "docs/trainers.md": Given(
         before="mkdir -p /data/run/exp/trial\ncp -rL /models/tiny /data/run/exp/trial/weight_update_v12\n"
     ),
-    "docs/areal.md": Given(before="mkdir -p /tmp/areal/name_resolve/$USER/exp/trial /data/checkpoints\n"),
+    "docs/areal.md": Given(before="mkdir -p /data/areal\n"),
     "docs/planning.md": Given(before=SERVICE.replace("/mnt", "/shared")),
 }
 # Models of which a page needs a configuration alone; all others are the tiny one that the engines serve.

@@ -1,4 +1,4 @@
-"""A facade and the watch of a record, as processes, between a trainer that speaks as AReaL does and a real engine.
+"""A facade, as a process, between a trainer that speaks as AReaL does and a real engine.
 
 `test_areal_released.py` has the released AReaL itself in the trainer's place.
 """
@@ -129,17 +129,3 @@ def test_adapters_of_areal_s_go_by_the_facade_as_well(models: Path, tmp_path: Pa
         names = [card["id"] for card in areal.get("/v1/models").json()["data"]]
         assert "actor-v2" in names, "what AReaL calls version 2 is what its requests name"
         assert "actor-v1" in names, "a request that was held back during the update still names it"
-
-
-@pytest.mark.parametrize("name", ["weight_update_v3", "weight_update"])
-def test_what_the_record_announces_is_served(name: str, models: Path, tmp_path: Path, job: Job) -> None:
-    trial, weights = tmp_path / "name_resolve/me/exp/trial", tmp_path / "fileroot"
-    with ArealServer(tmp_path, job, "--watch", str(trial), "--weights", str(weights)):
-        shutil.copytree(models / "model_b", weights / name)
-        entry = trial / "update_weights_from_disk/2/ENTRY"  # the key has the old version
-        entry.parent.mkdir(parents=True)
-        entry.with_name("ENTRY.tmp.1").write_text("1.0")
-        entry.with_name("ENTRY.tmp.1").rename(entry)
-        job.until(lambda event: event.text.startswith("served"))
-        step = 3 if name.endswith("3") else 1
-        assert served_by(job.engine).path == str(job.root / RUN / f"v{step:06d}")

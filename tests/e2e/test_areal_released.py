@@ -1,6 +1,5 @@
 """The released AReaL's own engine client, name-resolve and WeightUpdateMeta, against a facade: not an imitation."""
 
-import getpass
 from collections.abc import Generator
 from pathlib import Path
 
@@ -41,14 +40,3 @@ def test_the_released_areal_broadcasts_to_its_engine_through_the_facade(models: 
     assert (first["versions"], second["versions"]) == ([1] * 8, [2] * 8)
     assert sorted(path.name for path in (job.root / RUN).glob("v*")) == ["v000001", "v000002"]
     assert (served_by(job.engine).path, served_by(job.engine).label) == (str(job.root / RUN / "v000002"), "2")
-
-
-def test_what_the_released_areal_records_is_served(models: Path, tmp_path: Path, job: Job) -> None:
-    """Its own update of engines is switched off; generation goes through a facade beside the watch."""
-    trial = tmp_path / "name_resolve" / getpass.getuser() / "exp/trial"
-    weights = tmp_path / "fileroot/checkpoints" / getpass.getuser() / "exp/trial/default"
-    flags = ["--engine", f"{job.engine.url}=0", "--watch", str(trial), "--weights", str(weights)]
-    with ArealServer(tmp_path, job, *flags) as facade:
-        released_areal("record", facade.url, tmp_path, models / "model_b")
-        job.until(lambda event: event.subject.endswith("v000001") and event.text.startswith("served"))
-    assert (served_by(job.engine).path, served_by(job.engine).label) == (str(job.root / RUN / "v000001"), "1")

@@ -25,7 +25,7 @@ class ArealServer(Server):
     """`refitd areal`."""
 
     name = "areal"
-    ready = re.compile(rb"refitd areal: (?:.* ready on http://127\.0\.0\.1:(\d+)|ready)$")
+    ready = re.compile(rb"refitd areal: .* ready on http://127\.0\.0\.1:(\d+)$")
 
     def __init__(self, folder: Path, job: Job, *flags: str) -> None:
         super().__init__(folder)
@@ -38,8 +38,7 @@ class ArealServer(Server):
             str(keys / "--engine-key-file"),
         ]
         self._flags += ["--engine-admin-key-file", str(keys / "--engine-admin-key-file")]
-        if "--weights" not in flags:
-            self._flags += ["--checkpoints", str(folder / "fileroot")]
+        self._flags += ["--checkpoints", str(folder / "fileroot")]
         assert (keys / "--token-file").read_text() == TOKEN
 
     def facade_of(self, engine: str) -> str:

@@ -35,7 +35,7 @@ from refitd.update.targets import Targets
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.states import EngineState, VersionState
 from refitd_inside.materialize.disk import DiskCopies
-from refitd_inside.materialize.materializer import BeforeLoad, Materializer, Warmer
+from refitd_inside.materialize.materializer import Materializer
 
 from .checkpoints import publish, tensors, write_model
 from .simulated_engine import SimulatedEngine
@@ -122,7 +122,6 @@ async def serving(
     hosts = ReportedHosts(store, store.clock, None)
     facts = Books(store, targets, files, catalog.judging)
     materializer = Materializer(store, targets, facts, DiskCopies(root))
-    before_load = BeforeLoad(catalog.check, materializer, Warmer(root, lambda: "ext4"), targets.carriage)
     fleet = Fleet(
         store,
         targets,
@@ -131,8 +130,7 @@ async def serving(
         engines_file=None,
         probe_interval=settings.probe_interval,
         connect=hosts.connector(connect, root=str(root), load_timeout=60),
-        check=before_load.check,
-        warm=before_load.warm,
+        check=materializer.checking(catalog.check),
         prove=catalog.read,
         proofs=proofs,
         chance=random.Random(),
@@ -153,7 +151,6 @@ async def serving(
     )
     hosts.tell, fleet.forget_host = fleet.reported, hosts.forget
     hosts.is_shared = service.followers.is_shared
-    await materializer.survey()
     api = build_api(service)
     transport = httpx.ASGITransport(app=api, raise_app_exceptions=False)
     controller = UpdateController(store, targets, default_run=settings.run, quorum=1)

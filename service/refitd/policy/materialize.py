@@ -4,14 +4,14 @@
     v2 on v1           copy of v2 := v1 + v2                engines go there
     v3 on v2           copy of v3 := copy of v2 + v3        engines go there, and that of v2 is deleted
 
-A copy is the whole model of a delta, in a folder of the service's own that engines load like any checkpoint. It gets
-its name by a rename, when all its bytes are on stable storage and their fingerprints were found right.
+A copy is the whole model of a delta, in a folder of the service's own that engines load like any checkpoint:
 
-    <root>/.refitd/copies/<exp~trial>/v000007-<unique>/     shards, index, config, and the note: what was proved of them
-    <root>/.refitd/copies/<exp~trial>/.v000007-<unique>/    one that is being made, or that a kill has left: worthless
+    <root>/.refitd/copies/<exp~trial>/v000007-<unique>/     shards, index, config
 
-A copy is made once, from the copy or the full version that the fewest deltas lead from. It is never written again, so
-its readers count as those of a version's own files do, by leases (`refitd.policy.leases`).
+A copy is made once, from the copy or the full version that the fewest deltas lead from, and is never written again. The
+service that has made a copy believes it until it ends. Every other folder is worthless: a half-made one, one of an
+earlier start, one that another program has changed. So readers count as those of a version's own files do, by leases
+(`refitd.policy.leases`).
 
 Which copies stay:
 
@@ -24,45 +24,30 @@ Which copies stay:
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-
-import msgspec
+from dataclasses import dataclass, field, replace
 
 from refitd.policy.chain import NoBase, chain_of, way_from
 from refitd.policy.leases import DEAD_AFTER, LeaseKind, Views, leases
 from refitd.state.version import VersionRecord
-from refitd_client.contract.decoding import from_json
-from refitd_client.contract.manifest import MAX_MANIFEST_BYTES
 from refitd_client.contract.naming import SERVICE_FOLDER, Order, parse_version_folder, version_folder, version_id
 
 COPY_STAGE = "copy"  # what its making is called among the stages of an update
 COPIES = "copies"
 COPIES_PATH = f"{SERVICE_FOLDER}/{COPIES}"
-NOTE = ".refitd-copy.json"  # loaders leave such names out, and it is no part of a folder's signature
-MAX_NOTE_BYTES = 2 * MAX_MANIFEST_BYTES
-FORMAT = 2
-_NAME = re.compile(r"(\.?)(v[^-]+)-[0-9a-f]{32}")
-_OF_OLD = re.compile(r"\.?[0-9a-f]{32}(\.json)?")  # an earlier refitd wrote deltas into two copies in turns
-
-
-class Note(msgspec.Struct, frozen=True, kw_only=True):
-    """What a note says: the version's digest, and what the folder looks like from outside.
-
-    `digests` are the shards', as manifests have them. What is made from the copy later is held against them.
-    """
-
-    format: int = FORMAT
-    digest: str
-    signature: str
-    digests: dict[str, str] = {}  # msgspec makes each note a dict of its own
+_NAME = re.compile(r"(v[^-]+)-[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """A copy as it lies there. `path` is relative to the root.
+    """A copy as it lies there.
 
-    `order` is its version's, None where its name is that of none. `digest` (the version's) and `signature` are None
-    where it is worthless. `fault` says why it is none of this service's.
+    Attributes:
+        path: relative to the root.
+        order: its version's; None where its name is that of none.
+        digest: its version's; None where the copy is worthless, and so is `signature`.
+        signature: what the folder looks like from outside.
+        digests: its shards', as manifests have them. What is made from the copy later is held against them.
+        fault: why it is none of this service's.
     """
 
     run: str
@@ -72,6 +57,7 @@ class Copy:
     order: Order | None = None
     digest: str | None = None
     signature: str | None = None
+    digests: Mapping[str, str] = field(default_factory=dict[str, str])
     fault: str | None = None
 
     @property
@@ -84,10 +70,12 @@ class Copy:
         """The id of the version whose contents it has; None where it is worthless."""
         return None if self.digest is None else self.version
 
+    def proved(self, digest: str, signature: str, size: int, digests: Mapping[str, str]) -> "Copy":
+        return replace(self, digest=digest, signature=signature, bytes=size, digests=digests)
 
-def doubted(copy: Copy) -> Copy:
-    """The same folder, whose contents nobody believes. Engines may still be reading it."""
-    return replace(copy, digest=None, signature=None)
+    def doubted(self) -> "Copy":
+        """The same folder, which is worthless now. Engines may still be reading it."""
+        return replace(self, digest=None, signature=None)
 
 
 def copy_name(order: Order, unique: str) -> str:
@@ -96,34 +84,9 @@ def copy_name(order: Order, unique: str) -> str:
 
 
 def order_in(name: str) -> Order | None:
-    """The order of the version that a whole copy of this name is made of."""
+    """The order of the version that a copy of this name is made of; None where the service gives no such names."""
     match = _NAME.fullmatch(name)
-    return None if match is None or match[1] else parse_version_folder(match[2])
-
-
-def is_copy_name(name: str) -> bool:
-    """Whether this service gives such names, or an earlier one did."""
-    return _OF_OLD.fullmatch(name) is not None or _NAME.fullmatch(name) is not None
-
-
-def parse_note(data: bytes) -> Note | None:
-    """What a note says, None where it is none: then the copy is worthless."""
-    try:
-        note = from_json(data, Note)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
-    return note if note.format == FORMAT else None
-
-
-_READS = frozenset({LeaseKind.SERVING, LeaseKind.LOADING, LeaseKind.UNPROVEN})
-_GOES_THERE = frozenset({LeaseKind.TARGET, LeaseKind.NEXT, LeaseKind.LAST_GOOD, LeaseKind.ROLLBACK})
-
-
-@dataclass(frozen=True, slots=True)
-class CopyReady:
-    """There is a copy of it already."""
-
-    copy: Copy
+    return None if match is None else parse_version_folder(match[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,28 +107,13 @@ class MakeCopy:
         return frozenset((*own, *(delta.id for delta in self.deltas)))
 
 
-@dataclass(frozen=True, slots=True)
-class WaitForCopy:
-    """Not now; `reason` is a sentence."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class NoCopyPossible:
-    """No copy of the delta can be made as things are; `reason` is a sentence."""
-
-    reason: str
-
-
-Decision = CopyReady | MakeCopy | WaitForCopy | NoCopyPossible
-
-
-def decide(target: VersionRecord, versions: Mapping[str, VersionRecord], copies: Sequence[Copy]) -> Decision:
-    """Decide about a SEALED delta."""
+def decide(
+    target: VersionRecord, versions: Mapping[str, VersionRecord], copies: Sequence[Copy]
+) -> Copy | MakeCopy | NoBase:
+    """Return the copy of a SEALED delta that is there already, how to make one, or why none can be made now."""
     ready = next((copy for copy in copies if copy.holds == target.id), None)
     if ready is not None:
-        return CopyReady(ready)
+        return ready
     ways: list[MakeCopy] = []
     for copy in copies:
         way = None if copy.holds is None or copy.order is None else way_from(copy.order, target, versions)
@@ -175,8 +123,12 @@ def decide(target: VersionRecord, versions: Mapping[str, VersionRecord], copies:
     if not isinstance(chain, NoBase):
         ways.append(MakeCopy(source=chain[0], deltas=chain[1:]))
     elif not ways:
-        return NoCopyPossible(chain.reason) if chain.final else WaitForCopy(chain.reason)
-    return min(ways, key=lambda way: len(way.deltas))  # of two alike a copy, which is warm
+        return chain
+    return min(ways, key=lambda way: len(way.deltas))  # of two alike a copy: the page cache has it
+
+
+_READS = frozenset({LeaseKind.SERVING, LeaseKind.LOADING, LeaseKind.UNPROVEN})
+_GOES_THERE = frozenset({LeaseKind.TARGET, LeaseKind.NEXT, LeaseKind.LAST_GOOD, LeaseKind.ROLLBACK})
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,10 +33,6 @@ FILE_LOOK_SECONDS = 2.0
 log = structlog.get_logger("refitd")
 
 
-async def warm_already(_: VersionRecord) -> None:
-    """Do nothing: the files are in memory."""
-
-
 async def proved_already(_: VersionRecord) -> bool:
     """Say that the service has read it."""
     return True
@@ -57,7 +53,6 @@ class Fleet:
         connect: Callable[[EngineSpec], EnginePort],
         check: FilesCheck,
         chance: random.Random,
-        warm: Callable[[VersionRecord], Awaitable[None]] = warm_already,
         prove: Callable[[VersionRecord], Awaitable[bool]] = proved_already,
         proofs: RankProofs | None = None,
         discovers: bool = False,
@@ -72,7 +67,6 @@ class Fleet:
             connect: makes an engine's adapter.
             check: looks at a version's files right before a load.
             chance: for jitter.
-            warm: reads a version into memory before a load.
             prove: has the service read a version that GPUs of other engines have proved.
             proofs: hears what engines' GPUs prove; None where they prove nothing.
             discovers: whether `discovered` will be called with more engines.
@@ -89,7 +83,6 @@ class Fleet:
         self._probe_interval = probe_interval
         self._connect = connect
         self._check = check
-        self._warm = warm
         self._prove = prove
         self._proofs = proofs or RankProofs(store, targets, Prove.SERVICE)
         self._chance = chance
@@ -160,9 +153,7 @@ class Fleet:
             adapter,
             self._store,
             self._targets,
-            files=FileAccess(
-                seen_path=partial(self._seen_path, spec), check=self._check, prove=self._prove, warm=self._warm
-            ),
+            files=FileAccess(seen_path=partial(self._seen_path, spec), check=self._check, prove=self._prove),
             proofs=self._proofs,
             probe_interval=self._probe_interval,
             chance=self._chance,

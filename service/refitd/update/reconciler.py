@@ -74,14 +74,13 @@ class FilesCheck(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileAccess:
-    """How one engine reads versions. `check` marks a version LOST whose files changed, `warm` reads it into memory, and
-    `prove` has the service read what GPUs of other engines have proved.
+    """How one engine reads versions. `check` marks a version LOST whose files changed, and `prove` has the service read
+    what GPUs of other engines have proved.
     """
 
     seen_path: SeenPath
     check: FilesCheck
     prove: Callable[[VersionRecord], Awaitable[bool]]
-    warm: Callable[[VersionRecord], Awaitable[None]]
 
 
 class EngineReconciler:
@@ -255,8 +254,8 @@ class Loads:
             # Right before each load, because the files may have been rewritten or deleted since they were sealed; and
             # the disk writes the intent meanwhile.
             path = self._files.seen_path(version, in_place=in_place)
-            unchanged, unwritten, _ = await asyncio.gather(
-                self._are_proved(version, in_place=in_place), self._entry.written(), self._files.warm(version)
+            unchanged, unwritten = await asyncio.gather(
+                self._are_proved(version, in_place=in_place), self._entry.written()
             )
             if unwritten is not None:
                 self._drop(before, attempt, f"{unwritten}: {_NOT_DURABLE}")

@@ -17,7 +17,7 @@ from refitd.engine.address import check_url
 from refitd.tokens import FacadeTokens
 
 Engines = Annotated[
-    list[str] | None,
+    list[str],
     typer.Option(
         "--engine",
         metavar="URL=PORT",
@@ -25,25 +25,13 @@ Engines = Annotated[
     ),
 ]
 Host = Annotated[str, typer.Option("--host", help="Address that facades listen on; beyond loopback only with a token")]
-Watch = Annotated[
-    Path | None,
-    typer.Option(
-        "--watch", metavar="DIR", help="Trial's folder in AReaL's name-resolve record: ROOT/USER/EXPERIMENT/TRIAL"
-    ),
-]
-Weights = Annotated[
-    Path | None, typer.Option("--weights", metavar="DIR", help="With --watch: where AReaL writes weight_update_vN/")
-]
 Url = Annotated[str, typer.Option("--url", metavar="URL", envvar="REFITD_URL", help="Where the service is")]
 ApiKey = Annotated[Path | None, typer.Option("--engine-key-file", help="File with the engines' API key")]
 AdminKey = Annotated[Path | None, typer.Option("--engine-admin-key-file", help="File with the engines' admin API key")]
 Checkpoints = Annotated[
-    Path | None,
+    Path,
     typer.Option(
-        "--checkpoints",
-        metavar="DIR",
-        help="Folder that AReaL saves checkpoints in, its cluster.fileroot: none from elsewhere is taken "
-        "(default: --weights)",
+        metavar="DIR", help="Folder that AReaL saves checkpoints in, its cluster.fileroot: none from elsewhere is taken"
     ),
 ]
 FacadeTokenFile = Annotated[
@@ -64,11 +52,9 @@ UpdateTimeout = Annotated[
 def areal(
     root: Root,
     run: Run,
-    engine: Engines = None,
+    engine: Engines,
+    checkpoints: Checkpoints,
     host: Host = "127.0.0.1",
-    watch: Watch = None,
-    weights: Weights = None,
-    checkpoints: Checkpoints = None,
     facade_token_file: FacadeTokenFile = None,
     url: Url = "http://127.0.0.1:8700",
     token_file: TokenFile = None,
@@ -79,57 +65,37 @@ def areal(
 ) -> None:
     """Stand between AReaL and its engines until SIGTERM or Ctrl-C.
 
-    AReaL gets the facades' addresses instead of the engines' (AREAL_LLM_SERVER_ADDRS). Or its own update is switched
-    off, and the record in which it announces its checkpoints is watched. --json makes what it says JSON lines.
+    AReaL gets the facades' addresses instead of the engines' (AREAL_LLM_SERVER_ADDRS). --json makes what it says JSON
+    lines.
 
     \b
     refitd areal --root /shared/weights --run exp/trial --engine http://127.0.0.1:30000=31000 --checkpoints /data/areal
-    refitd areal --root /shared/weights --run exp/trial --watch /nfs/name_resolve/me/exp/trial --weights /nfs/...
     """
     with speaking(json=json):
-        ports = dict(map(_parse, engine or ()))
-        if (watch is None) is not (weights is None):
-            raise ValueError("--watch and --weights belong together")
-        if not ports and watch is None:
-            raise ValueError("name engines (--engine URL=PORT) or a record to watch (--watch, --weights)")
-        taken_from = _taken_from(checkpoints, weights)
-        tokens = _tokens(facade_token_file, host if ports else None)
+        ports = dict(map(_parse, engine))
+        tokens = _tokens(facade_token_file, host)
         # Here, because only this command needs so much of the service.
         from refitd.observe.logs import configure_logs
         from refitd_front.areal.facade import Facade
         from refitd_front.areal.group_calls import GroupCalls, spool_of
-        from refitd_front.areal.record import RecordWatch
         from refitd_front.areal.serve import allow_many_connections, serve_facades
         from refitd_front.areal.updates import Updates
 
         configure_logs("json" if json else "auto")
         allow_many_connections()
-        updates = Updates(root, run, url, checkpoints=taken_from, timeout=update_timeout, token_file=token_file)
+        updates = Updates(
+            root, run, url, checkpoints=checkpoints.absolute(), timeout=update_timeout, token_file=token_file
+        )
         updates.open()
         groups = GroupCalls(updates, spool_of(root, run))
         groups.open()
         keys = {"api_key": engine_key_file, "admin_key": engine_admin_key_file}
         facades = {at: (Facade(at, updates, groups, **keys, tokens=tokens), port) for at, port in ports.items()}
-        follower = None if watch is None or weights is None else RecordWatch(watch, weights.absolute(), updates)
-    asyncio.run(serve_facades(facades, host, updates, groups, follower, partial(_say, json=json)))
+    asyncio.run(serve_facades(facades, host, updates, groups, partial(_say, json=json)))
 
 
-def _taken_from(checkpoints: Path | None, weights: Path | None) -> Path:
-    """The folder that checkpoints are taken from.
-
-    Raises:
-        ValueError: none is named, or the watch would look elsewhere.
-    """
-    named = checkpoints or weights
-    if named is None:
-        raise ValueError("name the folder that AReaL saves checkpoints in, its cluster.fileroot (--checkpoints DIR)")
-    if weights is not None and not weights.absolute().is_relative_to(named.absolute()):
-        raise ValueError(f"--weights {weights} is not in --checkpoints {named}: checkpoints are taken from there alone")
-    return named.absolute()
-
-
-def _tokens(file: Path | None, host: str | None) -> FacadeTokens:
-    """The tokens of the facades, which can be read now. `host` is where they listen, None where there are none.
+def _tokens(file: Path | None, host: str) -> FacadeTokens:
+    """The tokens of the facades, which can be read now. `host` is where they listen.
 
     Raises:
         ValueError: they cannot be used, or there are none and other machines can reach the host.
@@ -140,17 +106,17 @@ def _tokens(file: Path | None, host: str | None) -> FacadeTokens:
         tokens.read()
     except OSError as error:
         raise ValueError(f"the token file {error.filename} cannot be read: {error.strerror}") from error
-    if host is not None and host not in LOOPBACK and not tokens.are_set:
+    if host not in LOOPBACK and not tokens.are_set:
         raise ValueError(f"host {host} is reachable from other machines: set --facade-token-file first")
     return tokens
 
 
-def _say(engine: str | None, facade: str | None, *, json: bool) -> None:
+def _say(engine: str, facade: str, *, json: bool) -> None:
     """Say that it is ready: a line to people, a JSON object on a line to machines, as the log is."""
     if json:
         print(msgspec.json.encode({"event": "ready", "engine": engine, "facade": facade}).decode(), flush=True)
     else:
-        print("refitd areal: ready" if engine is None else f"refitd areal: {engine} ready on {facade}", flush=True)
+        print(f"refitd areal: {engine} ready on {facade}", flush=True)
 
 
 def _parse(text: str) -> tuple[str, int]:

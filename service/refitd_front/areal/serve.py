@@ -1,4 +1,4 @@
-"""The facades of all engines and the watch, in a process beside the service: generation must not wait for its work."""
+"""The facades of all engines, in a process beside the service: generation must not wait for its work."""
 
 import asyncio
 import resource
@@ -12,13 +12,12 @@ from refitd.api.connection import ConnectionSlots, Patience
 from refitd.api.server import BoundedServer
 from refitd_front.areal.facade import HEALTH, Facade
 from refitd_front.areal.group_calls import GroupCalls
-from refitd_front.areal.record import RecordWatch
 from refitd_front.areal.updates import Updates
 
 CLOSE_SECONDS = 5
 # A trainer has a connection for each rollout.
 PATIENCE = Patience(slots=ConnectionSlots(all=2048, peer=1024, health=16))
-Say = Callable[[str | None, str | None], None]
+Say = Callable[[str, str], None]
 
 
 class _Server(BoundedServer):
@@ -48,23 +47,14 @@ def allow_many_connections() -> None:
 
 
 async def serve_facades(
-    facades: Mapping[str, tuple[Facade, int]],
-    host: str,
-    updates: Updates,
-    groups: GroupCalls,
-    watch: RecordWatch | None,
-    say: Say,
+    facades: Mapping[str, tuple[Facade, int]], host: str, updates: Updates, groups: GroupCalls, say: Say
 ) -> None:
-    """Serve each engine's facade on its port, and watch the record, until SIGTERM or SIGINT.
+    """Serve each engine's facade on its port, until SIGTERM or SIGINT. Updates and groups are closed at the end.
 
     Args:
         facades: by the engine's URL, with the facade's port.
         host: the address that facades listen on.
-        updates: closed at the end.
-        groups: likewise.
-        watch: the watch of AReaL's record, None where there is none.
-        say: is called with the engine and the facade's URL for each facade that listens; without any, with None twice
-            when the watch has begun.
+        say: is called with the engine and the facade's URL for each facade that listens.
     """
     servers = [_Server(engine, facade.app(), host, port, say) for engine, (facade, port) in facades.items()]
     stop = asyncio.Event()
@@ -73,15 +63,10 @@ async def serve_facades(
     try:
         async with asyncio.TaskGroup() as group:
             running = [group.create_task(server.serve()) for server in servers]
-            watching = None if watch is None else group.create_task(watch.run())
-            if watch is not None and not servers:
-                say(None, None)
             await stop.wait()
             for server in servers:
                 server.should_exit = True
             await asyncio.gather(*running)
-            if watching is not None:
-                watching.cancel()
     finally:
         await groups.aclose()
         updates.close()

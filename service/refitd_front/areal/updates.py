@@ -14,7 +14,7 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import Coroutine, Generator, Mapping
+from collections.abc import Coroutine, Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from stat import S_IFDIR
@@ -25,10 +25,7 @@ import structlog
 
 from refitd_client import PublishOptions, RefitError, ServiceError, WeightPublisher
 from refitd_client.checkpoint.opening import ChangedError, Folder, OpeningRefusedError, components
-from refitd_client.contract.manifest import MAX_MANIFEST_BYTES, ManifestRefusedError, parse_manifest
-from refitd_client.contract.naming import MANIFEST_NAME, version_folder
 from refitd_client.errors import PublishError
-from refitd_client.files.plain_file import read_plain
 from refitd_client.http.connection import connect_to
 from refitd_client.publish.publication import Publication
 from refitd_client.publish.run_folder import newest_in
@@ -151,17 +148,17 @@ class Updates:
 
         The outcome is logged once for all engines whose calls overlap.
         """
-        return await self._served(path, self.hold(path))
+        return await self._served(path, self._published(path))
 
     async def serve_received(self, folder: Path) -> str | None:
         """As `serve`, with a folder of this process's own, as the step after the run's newest."""
-        return await self._served(folder, self._hold_received(folder))
+        return await self._served(folder, self._published_received(folder))
 
-    async def _served(self, path: Path, held: Coroutine[Any, Any, Publication]) -> str | None:
+    async def _served(self, path: Path, published: Coroutine[Any, Any, Publication]) -> str | None:
         self.under_way += 1
         began, version = time.monotonic(), None
         try:
-            publication = await held
+            publication = await published
             version = publication.version_id
             served = await publication.wait_async(self._timeout)
             self._log(path, version, began, engines=len(served.engines), outcome=served.outcome.value)
@@ -182,16 +179,8 @@ class Updates:
         seconds = round(time.monotonic() - began, 3)
         tell("AReaL's update", run=self._run, path=str(path), version=version, **outcome, seconds=seconds)
 
-    async def hold(self, path: Path, metadata: Mapping[str, str] | None = None) -> Publication:
-        """Publish a folder, which may be deleted then. The publication's `notice_error` says why a notice failed.
-
-        Args:
-            path: the folder.
-            metadata: texts for the version's manifest.
-
-        Raises:
-            RefitError, OSError, ValueError: it could not be; nothing of it is visible.
-        """
+    async def _published(self, path: Path) -> Publication:
+        """Publish a folder, which may be deleted then."""
         async with self._turn:
             place_of(path, self._checkpoints)
             try:
@@ -200,26 +189,26 @@ class Updates:
                 raise unreadable(path, error) from error
             folder = (str(path), status.st_ino, status.st_mtime_ns)
             if folder not in self._done:
-                self._done = {folder: await asyncio.to_thread(self._publish, path, metadata)}
+                self._done = {folder: await asyncio.to_thread(self._publish, path)}
             return self._done[folder]
 
-    async def _hold_received(self, folder: Path) -> Publication:
+    async def _published_received(self, folder: Path) -> Publication:
         async with self._turn:
-            return await asyncio.to_thread(lambda: self._publish_step(folder, self._next_step(), None))
+            return await asyncio.to_thread(lambda: self._publish_step(folder, self._next_step()))
 
-    def _publish(self, path: Path, metadata: Mapping[str, str] | None) -> Publication:
+    def _publish(self, path: Path) -> Publication:
         step = self._step_of(path)
         with plain_files_of(path, self._checkpoints) as view:
             if self._newest is not None and step <= self._newest:
                 self.close()  # the trainer has begun again: another publisher begins another generation
             try:
-                return self._publish_step(view, step, metadata)
+                return self._publish_step(view, step)
             except PublishError as error:
                 raise PublishError(str(error).replace(str(view), str(path))) from error
 
-    def _publish_step(self, folder: Path, step: int, metadata: Mapping[str, str] | None) -> Publication:
+    def _publish_step(self, folder: Path, step: int) -> Publication:
         try:
-            publication = self._taken().publish(folder, step=step, metadata=metadata)
+            publication = self._taken().publish(folder, step=step)
         except ServiceError as error:
             if not isinstance(error.publication, Publication):
                 raise
@@ -241,21 +230,6 @@ class Updates:
         run = self._root / self._run
         newest = newest_in(run) if run.is_dir() else None
         return 1 if newest is None else newest.step + 1
-
-    def newest_metadata(self) -> Mapping[str, str]:
-        """Return the texts in the manifest of the run's newest version; none where it has none, or is gone.
-
-        Raises:
-            RefitError, OSError: the run's folder cannot be read.
-        """
-        run = self._root / self._run
-        newest = newest_in(run) if run.is_dir() else None
-        if newest is None:
-            return {}
-        try:
-            return parse_manifest(read_plain(run / version_folder(newest) / MANIFEST_NAME, MAX_MANIFEST_BYTES)).metadata
-        except (FileNotFoundError, ManifestRefusedError):
-            return {}
 
     def close(self) -> None:
         """Release the run."""

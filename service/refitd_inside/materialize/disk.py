@@ -4,7 +4,6 @@ import asyncio
 import os
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -12,8 +11,8 @@ from typing import TypeVar
 from uuid import uuid4
 
 from refitd.catalog.files import Unreadable
-from refitd.policy.materialize import COPIES, COPIES_PATH, NOTE, Copy, MakeCopy, copy_name, is_copy_name, order_in
-from refitd.reclaim.trash import condemn, empty_one, sync
+from refitd.policy.materialize import COPIES, COPIES_PATH, Copy, MakeCopy, copy_name, order_in
+from refitd.reclaim.trash import condemn, empty_one
 from refitd.root.handle import (
     LISTING_SECONDS,
     LOOK_TIMEOUT_SECONDS,
@@ -26,7 +25,7 @@ from refitd.root.handle import (
 )
 from refitd.root.scan import Discarded, Gone, Refused, sentence
 from refitd_client.contract.naming import SERVICE_FOLDER, run_of_slots, run_slots
-from refitd_inside.materialize.writing import look, read_note, write_copy
+from refitd_inside.materialize.writing import look, write_copy
 
 AnswerT = TypeVar("AnswerT")
 
@@ -44,7 +43,7 @@ class DiskCopies:
         self._works = RootThreads()
 
     async def survey(self) -> list[Copy]:
-        """Return all copies, and what else lies among them."""
+        """Return all that lies there. What the folders hold is not known."""
         return await self._looks.run(f"listing {COPIES_PATH}", self._survey, within=LISTING_SECONDS)
 
     async def write(self, order: MakeCopy) -> Copy:
@@ -59,12 +58,7 @@ class DiskCopies:
         except RootHangsError as error:
             return Unreadable(str(error))
 
-    async def disbelieve(self, copy: Copy) -> None:
-        """Remove a copy's note, durably: engines that read it read on, and nobody else begins to."""
-        await self._in_thread(lambda _: self._disbelieve(copy))
-
     async def discard(self, copy: Copy) -> Discarded | Gone | Refused:
-        """Delete a copy."""
         return await self._in_thread(lambda _: self._discard(copy))
 
     async def _in_thread(self, work: Callable[[Event], AnswerT]) -> AnswerT:
@@ -86,16 +80,14 @@ class DiskCopies:
     def _write(self, order: MakeCopy, stop: Event) -> Copy:
         target = order.target
         folder, name = run_slots(target.run), copy_name(target.order, uuid4().hex)
+        copy = Copy(run=target.run, name=name, path=f"{COPIES_PATH}/{folder}/{name}", order=target.order)
         with self._copies(make=True) as copies, made(folder, copies, 0o755) as run:
             try:
-                signature, size = write_copy(self._root, run, name, order, stop)
+                return write_copy(self._root, run, copy, order, stop)
             except BaseException:
                 with suppress(OSError):  # its room may be what is missing
-                    self._condemn(run, f".{name}")
+                    self._condemn(run, name)
                 raise
-        path = f"{COPIES_PATH}/{folder}/{name}"
-        copy = Copy(run=target.run, name=name, path=path, bytes=size, order=target.order)
-        return replace(copy, digest=target.digest or "", signature=signature)
 
     def _signature(self, copy: Copy) -> str | Unreadable | None:
         try:
@@ -105,11 +97,6 @@ class DiskCopies:
             return None
         except OSError as error:
             return Unreadable(str(error))
-
-    def _disbelieve(self, copy: Copy) -> None:
-        with suppress(FileNotFoundError), self._run_of(copy) as run, opened(copy.name, run) as folder:
-            os.unlink(NOTE, dir_fd=folder)
-            sync(folder)
 
     def _discard(self, copy: Copy) -> Discarded | Gone | Refused:
         try:
@@ -151,20 +138,10 @@ def _of_run(copies: int, folder: str) -> Iterator[Copy]:
     try:
         with opened(folder, copies) as mine:
             for name in sorted(os.listdir(mine)):
-                copy = Copy(run=run, name=name, path=f"{path}/{name}", order=order_in(name))
-                if not is_copy_name(name):
-                    yield replace(copy, fault="was not put there by this service: it is not deleted")
-                else:
-                    yield _looked_at(mine, copy)
+                order, size = order_in(name), 0
+                with suppress(OSError), opened(name, mine) as found:
+                    size = look(found)[1]
+                fault = None if order is not None else "was not put there by this service: it is not deleted"
+                yield Copy(run=run, name=name, path=f"{path}/{name}", bytes=size, order=order, fault=fault)
     except (NotADirectoryError, PermissionError) as error:
         yield Copy(run=run, name=folder, path=path, fault=f"is not deleted: {error.strerror}")
-
-
-def _looked_at(run: int, copy: Copy) -> Copy:
-    with suppress(OSError), opened(copy.name, run) as folder:
-        signature, size = look(folder)
-        copy = replace(copy, bytes=size)
-        note = None if copy.order is None else read_note(folder)
-        if note is not None and note.signature == signature:
-            return replace(copy, digest=note.digest, signature=signature)
-    return copy

@@ -1,12 +1,12 @@
-"""Makes a copy: all of it is whole and proved before it gets its name.
+"""Makes a copy: the whole model of a delta, in a folder of its own.
 
-.v000007-<unique>/ made          worthless until it has its name, whatever stops us
-files                            each a reflink of its source, where the file system can, else written; what is read is
-                                 held against what was known of it
-deltas                           written into the shards, one after the other
-fingerprints                     of all that lies there now, against those that the deltas promise
-note, sync of every file and of the folder
-rename to v000007-<unique>, sync from here on it is the version
+files          each a reflink of its source, where the file system can, else written; what is read is held against the
+               digests that are known of it
+deltas         written into the shards, one after the other
+fingerprints   of all that lies there now, held against those that the deltas promise
+
+Only the service that has proved a copy believes it, and forgets it when it ends. So nothing is synced here, and what a
+kill leaves is worthless.
 
 Everything is opened by handle, and no link is followed. A copy holds shards and what engines read beside them, and of a
 file's mode it takes only who may read it: what else a trainer puts into its folder, and bits such as setuid, are not
@@ -19,30 +19,27 @@ systems that write elsewhere a full disk is an error then, and no SIGBUS that en
 
 import os
 import stat
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from threading import Event, local
+from threading import Event
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from refitd.policy.materialize import COPIES_PATH, MAX_NOTE_BYTES, NOTE, Copy, MakeCopy, Note, parse_note
-from refitd.reclaim.trash import sync
+from refitd.policy.materialize import Copy, MakeCopy
 from refitd.root.handle import below, made, root_at
 from refitd.state.version import VersionRecord
 from refitd_client.checkpoint.header import BITS, Entry, Header, HeaderRefusedError, read_header
 from refitd_client.checkpoint.opening import ChangedError, Folder, OpeningRefusedError, listing_of, signature_of
 from refitd_client.contract.manifest import FileDigest
-from refitd_client.contract.naming import DELTA_NAME, MANIFEST_NAME, run_slots
+from refitd_client.contract.naming import DELTA_NAME, MANIFEST_NAME
 from refitd_client.delta import DeltaFile, DeltaRefusedError, check_fits
-from refitd_client.delta.change import Indices
 from refitd_client.errors import NO_SPACE
 from refitd_client.files.durable import clone
 from refitd_client.files.plain_file import NotPlainError, fill, open_plain
-from refitd_client.fingerprint import Bits, bits_of, to_text, width_of
+from refitd_client.fingerprint import bits_of, to_text, width_of
 from refitd_client.lanes import in_lanes, lanes_for
 from refitd_client.validation.contents import ReadingStoppedError, read_contents
 from refitd_client.validation.examine import glance, structure
@@ -61,28 +58,16 @@ class MisfitError(CopyError):
     """The result is not what the deltas promise, or they do not fit."""
 
 
-class NoRoomError(CopyError):
-    """The disk is full."""
-
-
 class SourceChangedError(CopyError):
     """What the copy is made from is not what was checked."""
 
 
-class _Buffer(local):
-    """The memory that each thread works in."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes = np.empty(PIECE, np.uint8)
-
-
-def write_copy(root: Path, run: int, name: str, order: MakeCopy, stop: Event) -> tuple[str, int]:
-    """Make a copy, and return the signature and the bytes of its files.
+def write_copy(root: Path, run: int, copy: Copy, order: MakeCopy, stop: Event) -> Copy:
+    """Make a copy, and return it with what is known of its files now.
 
     Args:
         run: a handle on the folder of the run's copies.
-        name: the copy's; until it is whole a dot is before it.
+        copy: its name and path, which are new.
         order: what to write, from what.
 
     Raises:
@@ -91,23 +76,23 @@ def write_copy(root: Path, run: int, name: str, order: MakeCopy, stop: Event) ->
         OSError: something cannot be read or written.
     """
     try:
-        with made(f".{name}", run, 0o755) as folder:
+        with made(copy.name, run, 0o755) as folder:
             with _source(root, order.source) as source:
-                headers = _copied(source, folder, _known_digests(root, order.source, source), stop)
+                headers = _copied(source, folder, _known_digests(root, order.source), stop)
             expected: dict[str, int] = {}
             for record in order.deltas:
                 with _opened(root, record) as (delta, promised):
                     _check_fits(delta, headers, record)
                     apply_delta(folder, headers, delta, stop)
                     expected |= promised
-            path = f"{COPIES_PATH}/{run_slots(order.target.run)}/.{name}"
-            digests = _proved(root, path, headers, expected, order.target, stop)
-            return _named(run, folder, name, order.target, digests)
+            digests = _proved(root, copy.path, headers, expected, order.target, stop)
+            signature, size = look(folder)
+            return copy.proved(order.target.digest or "", signature, size, digests)
     except MemoryError as error:
         raise CopyError("there is not the memory to write a copy: give the service more") from error
     except OSError as error:
         if error.errno in NO_SPACE:
-            raise NoRoomError(f"there was no room to write a copy to its end: {error.strerror}") from error
+            raise CopyError(f"there was no room to write a copy to its end: {error.strerror}") from error
         raise
 
 
@@ -115,18 +100,6 @@ def look(folder: int) -> tuple[str, int]:
     """Return the signature of a copy's files, and their bytes."""
     listing = listing_of(folder)
     return signature_of(folder, listing), sum(file.size for file in listing.values())
-
-
-def read_note(folder: int) -> Note | None:
-    """Read the note in a copy's folder; None where there is none that can be read."""
-    try:
-        handle = open_plain(NOTE, within=folder)
-    except (FileNotFoundError, NotPlainError):
-        return None
-    try:
-        return parse_note(os.pread(handle, MAX_NOTE_BYTES, 0))
-    finally:
-        os.close(handle)
 
 
 @contextmanager
@@ -141,13 +114,10 @@ def _source(root: Path, source: Copy | VersionRecord) -> Generator[int]:
         check()  # a trainer may have written there meanwhile
 
 
-def _known_digests(root: Path, source: Copy | VersionRecord, folder: int) -> Mapping[str, str]:
-    """The digests of a source's files, as far as they are known: a copy's by its note, a version's by its manifest."""
+def _known_digests(root: Path, source: Copy | VersionRecord) -> Mapping[str, str]:
+    """The digests of a source's files, as far as they are known: a version's by its manifest."""
     if isinstance(source, Copy):
-        note = read_note(folder)
-        if note is None:
-            raise SourceChangedError(f"the note of {source.path} is not there any more")
-        return note.digests
+        return source.digests
     manifest = glance(root, source.path).manifest
     return {} if manifest is None else {name: file.digest for name, file in manifest.files.items()}
 
@@ -159,7 +129,7 @@ def _copied(source: int, folder: int, known: Mapping[str, str], stop: Event) -> 
 
     Raises:
         SourceChangedError: it is no checkpoint (any more), or was damaged since it was checked.
-        NoRoomError: there is no room for them.
+        CopyError: there is no room for them.
     """
     headers: dict[str, Header] = {}
     sizes: dict[str, int] = {}
@@ -179,12 +149,12 @@ def _copied(source: int, folder: int, known: Mapping[str, str], stop: Event) -> 
     needed, disk = sum(sizes.values()), os.fstatvfs(folder)
     room = disk.f_bavail * disk.f_frsize
     if needed + SPARE_BYTES > room:
-        raise NoRoomError(f"there is no room for a copy: it takes {needed:,} bytes, and {room:,} are free: make room")
-    buffer = _Buffer()
+        raise CopyError(f"there is no room for a copy: it takes {needed:,} bytes, and {room:,} are free: make room")
 
     def copy(name: str, failed: Event) -> None:
+        memory = np.empty(PIECE, np.uint8)
         with _reading(source, name) as fd, _writing(folder, name, fd) as target:
-            digest = copy_file(fd, target, sizes[name], buffer.bytes, lambda: stop.is_set() or failed.is_set())
+            digest = copy_file(fd, target, sizes[name], memory, lambda: stop.is_set() or failed.is_set())
             if known.get(name, digest) != digest:
                 raise SourceChangedError(f"{name} is not what it was when it was checked")
 
@@ -254,58 +224,29 @@ def apply_delta(folder: int, headers: Mapping[str, Header], delta: DeltaFile, st
         DeltaRefusedError: the delta is not what it was when it was opened.
         OSError: a file cannot be read or written.
     """
-    buffer = _Buffer()
 
     def change(name: str, failed: Event) -> None:
+        memory, header = np.empty(PIECE, np.uint8), headers[name]
         with _writing(folder, name) as fd:
-            for tensor, spec in headers[name].tensors.items():
-                if tensor in delta.head.rows:
-                    start, width = headers[name].data_start, width_of(spec.dtype)
-                    changes = _Cursor(delta.pieces(tensor))
-                    step = len(buffer.bytes) // width * width
-                    for begin in range(start + spec.start, start + spec.end, step):
+            for tensor in header.tensors.keys() & delta.head.rows.keys():
+                spec = header.tensors[tensor]
+                start, end, width = header.data_start + spec.start, header.data_start + spec.end, width_of(spec.dtype)
+                step = len(memory) // width  # elements of a stretch
+                for piece, values in delta.pieces(tensor):
+                    indices = piece.astype(np.int64)
+                    cuts = np.flatnonzero(np.diff(indices // step)) + 1
+                    for at, new in zip(np.split(indices, cuts), np.split(values, cuts), strict=True):
                         if stop.is_set() or failed.is_set():
                             raise ReadingStoppedError
-                        data = buffer.bytes[: min(step, start + spec.end - begin)]
-                        _change(fd, begin, bits_of(data, width), (begin - start - spec.start) // width, changes)
+                        first = int(at[0]) // step * step
+                        place = start + first * width
+                        data = memory[: min(step * width, end - place)]
+                        fill(fd, data.data, place)
+                        bits_of(data, width)[at - first] = new
+                        write_at(fd, data.data, place)
 
     changed = [name for name, header in headers.items() if header.tensors.keys() & delta.head.rows.keys()]
     in_lanes([partial(change, name) for name in changed], lanes=lanes_for(len(changed)))
-
-
-def _change(fd: int, place: int, bits: Bits, first: int, changes: "_Cursor") -> None:
-    """Write the changes of a stretch of elements, the first of which is at a place of the file. `bits` is memory."""
-    is_read, data = False, bits.view(np.uint8).data
-    for indices, values in changes.before(first + len(bits)):
-        if not is_read:
-            fill(fd, data, place)
-            is_read = True
-        bits[indices - indices.dtype.type(first)] = values
-    if is_read:
-        write_at(fd, data, place)
-
-
-class _Cursor:
-    """The changes of a tensor, in their order. Only the piece at hand is in memory."""
-
-    def __init__(self, pieces: Iterator[tuple[Indices, Bits]]) -> None:
-        self._pieces = pieces
-        self._rest: tuple[Indices, Bits] | None = None
-
-    def before(self, end: int) -> Iterator[tuple[Indices, Bits]]:
-        """Yield the next changes, of elements before `end`."""
-        while (piece := self._rest or next(self._pieces, None)) is not None:
-            indices, values = piece
-            cut = (
-                len(indices)
-                if end > np.iinfo(indices.dtype).max
-                else int(np.searchsorted(indices, indices.dtype.type(end)))
-            )
-            if cut:
-                yield indices[:cut], values[:cut]
-            self._rest = (indices[cut:], values[cut:]) if cut < len(indices) else None
-            if self._rest is not None:
-                return
 
 
 def _proved(
@@ -329,27 +270,6 @@ def _proved(
             has = "not there" if name not in found else f"of fingerprint {to_text(found[name])}"
             raise MisfitError(f"in {target.id} tensor {name} was to have fingerprint {to_text(value)}, and is {has}")
     return read.digests
-
-
-def _named(run: int, folder: int, name: str, target: VersionRecord, digests: Mapping[str, str]) -> tuple[str, int]:
-    """Give a copy its note and its name, and return its signature and bytes."""
-    signature, size = look(folder)
-    note = Note(digest=target.digest or "", signature=signature, digests=dict(digests))
-    handle = open_plain(NOTE, os.O_WRONLY | os.O_CREAT, 0o644, within=folder)
-    try:
-        write_at(handle, msgspec.json.encode(note), 0)
-    finally:
-        os.close(handle)
-    for each in os.listdir(folder):
-        handle = open_plain(each, os.O_RDWR, within=folder)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-    sync(folder)
-    os.rename(f".{name}", name, src_dir_fd=run, dst_dir_fd=run)
-    sync(run)
-    return signature, size
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from refitd.policy.materialize import NOTE, MakeCopy
+from refitd.policy.materialize import MakeCopy
 from refitd.reclaim import slots
 from refitd.reclaim.trash import discard
 from refitd.root.handle import identity_of, root_at
@@ -69,7 +69,7 @@ async def test_a_copy_holds_weights_and_what_engines_read_and_nothing_of_their_m
         full = record_of(tmp_path, _at(tmp_path / full.path))
         copies = DiskCopies(tmp_path)
         copy = await copies.write(MakeCopy(source=full, deltas=(deltas[0],)))
-        check(tmp_path / copy.path, NOTE, *names)
+        check(tmp_path / copy.path, *names)
 
 
 @pytest.mark.usefixtures("umask")

@@ -137,18 +137,11 @@ MUTANTS = [
         "tests/unit/policy/test_copies_kept.py",
     ),
     Mutant(
-        "names a copy before its files are on the disk",
-        "service/refitd_inside/materialize/writing.py",
-        "            os.fsync(handle)\n",
-        "            pass\n",
-        "tests/reliability/crash/test_copies_power_loss.py",
-    ),
-    Mutant(
         "believes a copy that was changed while nobody looked",
-        "service/refitd_inside/materialize/disk.py",
-        "if note is not None and note.signature == signature:",
-        "if note is not None:",
-        "tests/unit/materialize/test_copies_disk.py",
+        "service/refitd_inside/materialize/materializer.py",
+        "return found == copy.signature",
+        "return True",
+        "tests/unit/materialize/test_deltas_served.py",
     ),
     Mutant(
         "believes a copy whose fingerprints are others",

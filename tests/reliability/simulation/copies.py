@@ -2,13 +2,12 @@
 
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
 
 from refitd.catalog.files import Unreadable
 from refitd.policy.materialize import COPIES_PATH, Copy, MakeCopy, copy_name, order_in
 from refitd.root.scan import Discarded, Gone, Refused
 from refitd.state.version import VersionRecord
-from refitd_inside.materialize.writing import CopyError, MisfitError, NoRoomError, SourceChangedError
+from refitd_inside.materialize.writing import CopyError, MisfitError, SourceChangedError
 
 from .disk import Make, Pause, SimDisk, SimFolder, signature_of
 
@@ -16,7 +15,7 @@ _HALF = itertools.count(-1, -1)  # contents of what is being written: no version
 
 
 class SimCopies:
-    """The materializer's port. `given_up` hears of a copy that is not to be loaded from any more, `before_discard` a
+    """In place of `DiskCopies`. `given_up` hears of a copy that is not to be loaded from any more, `before_discard` a
     moment later that it is about to go, and `made` of one that is whole.
     """
 
@@ -40,15 +39,15 @@ class SimCopies:
         await self._pause()
         if self._disk.fault is not None:
             raise self._disk.fault
-        return [] if self._disk.hidden else [_copy(name, folder) for name, folder in self._disk.copies.items()]
+        return [] if self._disk.hidden else [_copy(name) for name in self._disk.copies]
 
     async def write(self, order: MakeCopy) -> Copy:
         await self._pause()
         content = self._content(order.source)
         if self._disk.no_room:
-            raise NoRoomError("there is no room for a copy")
+            raise CopyError("there is no room for a copy")
         name, target = copy_name(order.target.order, f"{next(self._names):032x}"), order.target
-        folder = self._disk.copies[f".{name}"] = SimFolder(self._disk.inode(), Make.GOOD, next(_HALF))
+        folder = self._disk.copies[name] = SimFolder(self._disk.inode(), Make.GOOD, next(_HALF))
         try:
             await self._pause()
             for delta in order.deltas:
@@ -58,15 +57,13 @@ class SimCopies:
             if content < 0:
                 raise MisfitError("it is not what its fingerprint says")
         except CopyError:
-            del self._disk.copies[f".{name}"]
+            del self._disk.copies[name]
             raise
         await self._pause()
-        folder.content, folder.note = content, (target.digest or "", signature_of(folder))
-        await self._pause()
-        self._disk.copies[name] = self._disk.copies.pop(f".{name}")
+        folder.content = content
         self._made()
         await self._pause()
-        return _copy(name, folder)
+        return _copy(name).proved(target.digest or "", signature_of(folder), 100, {})
 
     async def signature(self, copy: Copy) -> str | Unreadable | None:
         await self._pause()
@@ -74,11 +71,6 @@ class SimCopies:
             return Unreadable("the root cannot be read")
         folder = self._disk.copies.get(copy.name)
         return None if folder is None else signature_of(folder)
-
-    async def disbelieve(self, copy: Copy) -> None:
-        await self._pause()
-        if copy.name in self._disk.copies:
-            self._disk.copies[copy.name].note = None
 
     async def discard(self, copy: Copy) -> Discarded | Gone | Refused:
         self._given_up(copy)
@@ -102,8 +94,5 @@ class SimCopies:
         return folder
 
 
-def _copy(name: str, folder: SimFolder) -> Copy:
-    copy = Copy(run="run", name=name, path=f"{COPIES_PATH}/run/{name}", bytes=100, order=order_in(name))
-    if copy.order is None or folder.note is None or folder.note[1] != signature_of(folder):
-        return copy
-    return replace(copy, digest=folder.note[0], signature=folder.note[1])
+def _copy(name: str) -> Copy:
+    return Copy(run="run", name=name, path=f"{COPIES_PATH}/run/{name}", bytes=100, order=order_in(name))

@@ -76,7 +76,6 @@ class SimFolder:
     foreign: bool = False
     base: str | None = None
     onto: frozenset[int] = frozenset()
-    note: tuple[str, str] | None = None  # of a copy: its version's digest, and what it looks like
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from refitd.update.fleet import Fleet
 from refitd.update.proving import RankProofs
 from refitd.update.targets import Targets
 from refitd_hosts.follow.follower import UpstreamFollower
-from refitd_inside.materialize.materializer import BeforeLoad, Materializer, Warmer
+from refitd_inside.materialize.materializer import Materializer
 
 from .copies import SimCopies
 from .disk import SimFiles, templates
@@ -86,8 +86,6 @@ class Life:
             made=world.promises.copy_made,
         )
         self.materializer = Materializer(self.store, self.targets, facts, copies)
-        warmer = Warmer(world.state, lambda: "tmpfs")
-        before_load = BeforeLoad(self.catalog.check, self.materializer, warmer, self.targets.carriage)
         self.fleet = Fleet(
             self.store,
             self.targets,
@@ -96,7 +94,7 @@ class Life:
             engines_file=None,
             probe_interval=settings.probe_interval,
             connect=self._connector(),
-            check=before_load.check,
+            check=self.materializer.checking(self.catalog.check),
             prove=self.catalog.read,
             proofs=proofs,
             chance=random.Random(world.chance.random()),
@@ -157,7 +155,6 @@ class Life:
             raise asyncio.CancelledError
 
     async def _run(self) -> None:
-        await self.materializer.survey()
         async with asyncio.TaskGroup() as group:
             parts = (self.catalog, self.controller, self.canaries, self.collector, self.materializer, self.fleet)
             more = [part for part in (self.hosts, self.follower) if part is not None]

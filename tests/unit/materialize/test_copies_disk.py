@@ -1,9 +1,7 @@
-"""Copies on a real disk: what has a copy's name is the version of that name, whole."""
+"""Copies on a real disk: what is proved of a copy is there, and nothing is left of one that failed."""
 
 import asyncio
-import json
 import os
-import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,16 +12,15 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from refitd.catalog.files import Unreadable
-from refitd.policy.materialize import NOTE, Copy, MakeCopy, doubted
+from refitd.policy.materialize import Copy, MakeCopy
 from refitd.reclaim import slots, trash
 from refitd.root.handle import Identity, RootHangsError, RootThreads, root_at
 from refitd.root.scan import Discarded
 from refitd.state.version import VersionRecord
-from refitd_client.contract.manifest import digest_of_pieces, joined
 from refitd_client.validation.examine import signature
 from refitd_inside.materialize import disk, writing
 from refitd_inside.materialize.disk import DiskCopies
-from refitd_inside.materialize.writing import CopyError, MisfitError, NoRoomError, SourceChangedError
+from refitd_inside.materialize.writing import CopyError, MisfitError, SourceChangedError
 from support.checkpoints import Tensors
 from support.deltas import Trainer, chain, in_folder, record_of, same, training
 
@@ -38,14 +35,16 @@ def ordered(source: Copy | VersionRecord, deltas: list[VersionRecord]) -> MakeCo
     return MakeCopy(source=source, deltas=tuple(deltas))
 
 
-async def test_a_copy_is_the_full_version_with_all_deltas_and_is_found_again(tmp_path: Path, trainer: Trainer) -> None:
+async def test_a_copy_is_the_full_version_with_all_deltas_and_the_next_service_finds_a_folder_of_unknown_contents(
+    tmp_path: Path, trainer: Trainer
+) -> None:
     versions = chain(trainer, tmp_path, 6)
     copies = DiskCopies(tmp_path)
     copy = await copies.write(ordered(versions[0], versions[1:]))
     assert (copy.holds, copy.digest) == (versions[-1].id, versions[-1].digest)
     assert same(in_folder(tmp_path / copy.path), trainer.weights)
-    assert await copies.survey() == [copy]
     assert await copies.signature(copy) == copy.signature
+    assert await copies.survey() == [replace(copy.doubted(), digests={})]
     assert not (tmp_path / copy.path / "refit.json").exists(), "it is of one version only"
     assert (tmp_path / copy.path / "model.safetensors.index.json").exists()
 
@@ -81,8 +80,7 @@ async def test_a_file_that_can_be_a_reflink_is_written_only_where_it_changes(
     assert same(in_folder(tmp_path / versions[0].path), trainer.history[1])
     assert len(cloned) == 2, "the index as well"
     changed = [name for name, bits in trainer.weights.items() if (bits != trainer.history[1][name]).any()]
-    *shards, _ = written  # the last is the note
-    assert sorted(shards) == sorted(trainer.weights[name].nbytes for name in changed)
+    assert sorted(written) == sorted(trainer.weights[name].nbytes for name in changed)
 
 
 async def test_deltas_that_do_not_lead_there_leave_no_copy(tmp_path: Path, trainer: Trainer) -> None:
@@ -91,7 +89,6 @@ async def test_deltas_that_do_not_lead_there_leave_no_copy(tmp_path: Path, train
     copy = await copies.write(ordered(versions[0], versions[1:2]))
     with pytest.raises(MisfitError, match=r"in run~v000004 tensor .* was to have fingerprint"):
         await copies.write(ordered(copy, versions[3:]))
-    assert await copies.survey() == [copy]
     assert [path.name for path in (tmp_path / copy.path).parent.iterdir()] == [copy.name]
 
 
@@ -107,7 +104,6 @@ async def test_damage_in_a_copy_is_found_when_the_next_is_made_from_it(tmp_path:
     damaged = replace(copy, signature=str(await copies.signature(copy)))
     with pytest.raises(SourceChangedError, match=f"{shard.name} is not what it was when it was checked"):
         await copies.write(ordered(damaged, versions[2:]))
-    assert [found.holds for found in await copies.survey()] == [None]
 
 
 async def test_damage_in_a_full_version_since_it_was_checked_is_not_copied(tmp_path: Path, trainer: Trainer) -> None:
@@ -120,22 +116,6 @@ async def test_damage_in_a_full_version_since_it_was_checked_is_not_copied(tmp_p
     with pytest.raises(SourceChangedError, match=f"{shard.name} is not what it was when it was checked"):
         await copies.write(ordered(damaged, versions[1:]))
     assert await copies.survey() == []
-
-
-async def test_a_source_without_digests_is_copied_and_the_note_has_those_of_what_is_there(
-    tmp_path: Path, trainer: Trainer
-) -> None:
-    versions, copies = chain(trainer, tmp_path, 3), DiskCopies(tmp_path)
-    copy = await copies.write(ordered(versions[0], versions[1:2]))
-    note = tmp_path / copy.path / NOTE
-    first = json.loads(note.read_bytes())
-    note.write_text(json.dumps({key: said for key, said in first.items() if key != "digests"}))
-    made = await copies.write(ordered(copy, versions[2:]))
-    assert same(in_folder(tmp_path / made.path), trainer.weights)
-    shards = {shard.name: shard for shard in (tmp_path / made.path).glob("*.safetensors")}
-    assert json.loads((tmp_path / made.path / NOTE).read_bytes())["digests"] == {
-        name: joined([digest_of_pieces([shard.read_bytes()])]) for name, shard in shards.items()
-    }
 
 
 async def test_a_delta_since_an_older_base_is_applied_to_a_copy_of_a_version_between(
@@ -162,7 +142,6 @@ async def test_a_version_whose_files_have_changed_is_not_copied(tmp_path: Path, 
     assert not isinstance(found.value, SourceChangedError), "the copy is as it was"
     with pytest.raises(SourceChangedError, match=r"files in run/v000001"):
         await copies.write(ordered(versions[0], versions[1:2]))
-    assert await copies.survey() == [copy]
 
 
 async def test_where_there_is_no_room_nothing_is_left_and_it_says_what_to_do(
@@ -170,43 +149,27 @@ async def test_where_there_is_no_room_nothing_is_left_and_it_says_what_to_do(
 ) -> None:
     versions, copies = chain(trainer, tmp_path, 2), DiskCopies(tmp_path)
     monkeypatch.setattr(writing, "SPARE_BYTES", 2**60)
-    with pytest.raises(NoRoomError, match=r"bytes, and .* are free: make room"):
+    with pytest.raises(CopyError, match=r"bytes, and .* are free: make room"):
         await copies.write(ordered(versions[0], versions[1:]))
     assert await copies.survey() == []
     assert not [path for path in (tmp_path / ".refitd").rglob("*") if path.is_file()]
 
 
-async def test_a_copy_without_its_note_or_changed_since_is_worthless(tmp_path: Path, trainer: Trainer) -> None:
-    versions, copies = chain(trainer, tmp_path, 2), DiskCopies(tmp_path)
-    copy = await copies.write(ordered(versions[0], versions[1:]))
-    note = tmp_path / copy.path / NOTE
-    said = note.read_bytes()
-    for bad in (b"", said.replace(b'"format":2', b'"format":3'), b"[" * 10_000):
-        note.write_bytes(bad)
-        assert [(found.holds, found.version) for found in await copies.survey()] == [(None, versions[1].id)]
-    note.write_bytes(said)
-    assert await copies.survey() == [copy]
-    await copies.disbelieve(copy)
-    assert await copies.survey() == [doubted(copy)]
-    note.write_bytes(said)
-    os.utime(next((tmp_path / copy.path).glob("*.safetensors")))
-    assert [found.holds for found in await copies.survey()] == [None]
-
-
-async def test_what_a_kill_or_an_earlier_refitd_has_left_is_worthless_and_can_be_deleted(
+async def test_what_a_kill_has_left_can_be_deleted_and_what_another_program_has_put_there_stays(
     tmp_path: Path, trainer: Trainer
 ) -> None:
     versions, copies = chain(trainer, tmp_path, 2), DiskCopies(tmp_path)
     copy = await copies.write(ordered(versions[0], versions[1:]))
+    next((tmp_path / copy.path).glob("*.safetensors")).write_bytes(b"half")
     run = (tmp_path / copy.path).parent
-    shutil.copytree(run / copy.name, run / f".{copy.name}")
-    (run / ("0" * 32)).mkdir()
-    (run / f"{'0' * 32}.json").write_text("{}")
-    left = [found for found in await copies.survey() if found != copy]
-    assert [(found.holds, found.version, found.fault) for found in left] == [(None, None, None)] * 3
-    for found in left:
-        assert isinstance(await copies.discard(found), Discarded)
-    assert [path.name for path in run.iterdir()] == [copy.name]
+    (run / "a-note-to-myself").mkdir()
+    (run.parent / "another").write_text("buy milk")
+    stray, note, left = sorted(await copies.survey(), key=lambda found: found.order is not None)
+    assert (stray.path, stray.fault) == (".refitd/copies/another", "is not deleted: Not a directory")
+    assert (note.name, note.fault) == ("a-note-to-myself", "was not put there by this service: it is not deleted")
+    assert (left.path, left.version, left.holds, left.fault) == (copy.path, versions[1].id, None, None)
+    assert isinstance(await copies.discard(left), Discarded)
+    assert [path.name for path in run.iterdir()] == ["a-note-to-myself"]
 
 
 async def test_while_copies_are_written_there_are_threads_for_whoever_looks(
@@ -218,10 +181,10 @@ async def test_while_copies_are_written_there_are_threads_for_whoever_looks(
     copy = await copies.write(ordered(versions[0], versions[1:]))
     begun, go_on = threading.Event(), threading.Event()
 
-    def slow(*_: object) -> tuple[str, int]:
+    def slow(_root: object, _run: object, copy: Copy, *_: object) -> Copy:
         begun.set()
         go_on.wait()
-        return "signature", 7
+        return copy.proved("digest", "signature", 7, {})
 
     monkeypatch.setattr(disk, "write_copy", slow)
     writing_one = asyncio.create_task(copies.write(ordered(versions[0], versions[1:])))
@@ -266,12 +229,3 @@ async def test_a_copy_that_is_deleted_takes_nothing_else_out_of_the_trash(tmp_pa
         assert isinstance(slots.hand_back(root, discarded, "run"), slots.Slot)
     assert not (tmp_path / copy.path).exists()
     assert list((tmp_path / ".refitd/trash").rglob("*.safetensors")) == [], "its room is wanted"
-
-
-async def test_a_stray_file_where_copies_lie_is_said_and_stops_nothing(tmp_path: Path, trainer: Trainer) -> None:
-    versions, copies = chain(trainer, tmp_path, 2), DiskCopies(tmp_path)
-    copy = await copies.write(ordered(versions[0], versions[1:]))
-    (tmp_path / ".refitd/copies/a-note-to-myself").write_text("buy milk")
-    stray, found = await copies.survey()
-    assert found == copy
-    assert (stray.path, stray.fault) == (".refitd/copies/a-note-to-myself", "is not deleted: Not a directory")

@@ -16,13 +16,11 @@ from prometheus_client import CollectorRegistry
 
 from refitd.observe.telemetry import Meters
 from refitd.observe.traces import Traces
-from refitd.policy.materialize import NOTE
 from refitd.policy.roster import move
 from refitd_client.contract.states import Kind, VersionState
 from refitd_client.delta.change import Full
 from refitd_inside.materialize import materializer as materializing
 from refitd_inside.materialize import writing
-from refitd_inside.materialize.disk import DiskCopies
 from support.checkpoints import publish
 from support.deltas import Trainer, in_folder, same, training
 from support.services import Stage, serving
@@ -66,7 +64,7 @@ async def log_of(stage: Stage) -> list[str]:
 async def without_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Stage, Trainer, str]]:
     """A full version is served, and the delta on it was given up: there is no room for its copy."""
     monkeypatch.setattr(writing, "SPARE_BYTES", 2**60)
-    monkeypatch.setattr(materializing, "FIRST_RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(materializing, "RETRY_SECONDS", 0.1)
     async with followed(folder) as (stage, trainer):
         await served(stage, trainer)
         two = (await trainer.follow()).version_id
@@ -147,7 +145,7 @@ async def test_a_copy_that_is_written_when_its_delta_is_served_already_is_no_sta
         await served(stage, trainer)
         record = stage.store.versions["run~v000002"]
         stage.store.put_version(record.having(timings={"load": 1.0}))
-        copy = next(copy for copy in await DiskCopies(stage.root).survey() if copy.holds == record.id)
+        copy = next(copy for copy in stage.materializer._copies.values() if copy.holds == record.id)
         stage.materializer._written(record, copy, 5.0)
         assert stage.store.versions[record.id].career.timings == {"load": 1.0}
 
@@ -196,24 +194,30 @@ async def test_a_delta_that_was_given_up_is_tried_again_when_it_is_rolled_back_t
         assert same(in_folder(stage.engines["a"].path), trainer.history[2])
 
 
-async def test_a_service_that_comes_back_believes_the_copies_that_it_left_and_no_others(tmp_path: Path) -> None:
-    """A copy that was changed meanwhile is made anew before an engine gets it."""
+async def test_a_service_that_comes_back_makes_a_copy_anew_before_an_engine_gets_it(tmp_path: Path) -> None:
+    """Nothing is known of the folder of an earlier start."""
     async with followed(tmp_path) as (stage, trainer):
         for _ in range(3):
             await served(stage, trainer)
-        left = stage.engines["a"].path
-        weights = trainer.weights
+        left, weights = Path(stage.engines["a"].path), trainer.weights
+    flip_a_byte(left)
     async with serving(tmp_path) as stage:
         await stage.until("run~v000003", lambda _: stage.engines["a"].label == "3")
-        assert stage.engines["a"].loads == [left]
-        assert same(in_folder(left), weights)
-    flip_a_byte(Path(left))
-    async with serving(tmp_path) as stage:
-        await stage.until("run~v000003", lambda _: stage.engines["a"].label == "3")
+        assert Path(stage.engines["a"].path) != left
         assert same(in_folder(stage.engines["a"].path), weights)
-        changed = [text for text in await log_of(stage) if "changed by another program" in text]
-        assert changed == [
-            f"its copy in {Path(left).relative_to(stage.root)} was changed by another program: "
+
+
+async def test_a_copy_that_was_changed_is_made_anew_before_another_engine_gets_it(tmp_path: Path) -> None:
+    async with followed(tmp_path, names=("a",)) as (stage, trainer):
+        for _ in range(2):
+            await served(stage, trainer)
+        changed = Path(stage.engines["a"].path)
+        flip_a_byte(changed)
+        await stage.http.post("/v1/engines/a:1/resync")
+        await stage.until("run~v000002", lambda _: stage.engines["a"].path != str(changed))
+        assert same(in_folder(stage.engines["a"].path), trainer.weights)
+        assert [text for text in await log_of(stage) if "changed by another program" in text] == [
+            f"its copy in {changed.relative_to(stage.root)} was changed by another program: "
             "it is made anew before a load"
         ]
 
@@ -232,7 +236,6 @@ async def test_damage_that_only_the_digests_of_a_copy_show_is_in_the_log(tmp_pat
         (text,) = [text for text in await log_of(stage) if "is not what it was when it was checked" in text]
         assert text.startswith(shard.name)
         assert text.endswith(f"is made from another than {source.relative_to(stage.root)}")
-        assert not (source / NOTE).exists(), "nobody believes it after a restart either"
 
 
 async def test_a_delta_whose_copy_was_changed_is_made_from_the_full_version_at_once(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from refitd.policy.materialize import Copy, CopyReady, Decision, MakeCopy, NoCopyPossible, WaitForCopy, decide, doubted
+from refitd.policy.chain import NoBase
+from refitd.policy.materialize import Copy, MakeCopy, decide
 from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import Order
 from refitd_client.contract.states import Kind, VersionState
@@ -23,12 +24,12 @@ def copy(step: int) -> Copy:
     )
 
 
-def decided(*copies: Copy, versions: list[VersionRecord] = CHAIN, step: int = 5) -> Decision:
+def decided(*copies: Copy, versions: list[VersionRecord] = CHAIN, step: int = 5) -> Copy | MakeCopy | NoBase:
     known = {each.id: each for each in versions}
     return decide(known[f"run~v{step:06d}"], known, copies)
 
 
-def steps(decision: Decision) -> list[int]:
+def steps(decision: Copy | MakeCopy | NoBase) -> list[int]:
     assert isinstance(decision, MakeCopy)
     return [each.order.step for each in decision.deltas]
 
@@ -50,7 +51,7 @@ def test_it_is_made_from_the_copy_that_the_fewest_deltas_lead_from() -> None:
 
 def test_a_copy_that_is_there_is_used_as_it_is() -> None:
     there = copy(5)
-    assert decided(copy(4), there) == CopyReady(there)
+    assert decided(copy(4), there) == there
 
 
 def test_a_delta_leads_from_every_version_since_its_base() -> None:
@@ -62,7 +63,7 @@ def test_a_delta_leads_from_every_version_since_its_base() -> None:
 
 def test_nothing_is_made_from_a_copy_that_nothing_leads_from_or_that_nobody_believes() -> None:
     """It holds a version of another generation, or one that is newer, or is worthless."""
-    for other in (replace(copy(3), order=Order(2, 3)), copy(6), doubted(copy(4)), doubted(copy(5))):
+    for other in (replace(copy(3), order=Order(2, 3)), copy(6), copy(4).doubted(), copy(5).doubted()):
         found = decided(other)
         assert isinstance(found, MakeCopy)
         assert found.source is CHAIN[0]
@@ -74,18 +75,21 @@ def test_a_base_that_is_gone_is_no_matter_to_a_copy_that_is_further() -> None:
 
 def test_a_base_that_is_gone_makes_it_hopeless_where_no_copy_helps() -> None:
     found = decided(versions=CHAIN[1:])
-    assert isinstance(found, NoCopyPossible)
+    assert isinstance(found, NoBase)
+    assert found.final
     assert "its base run~v000001 has not been seen" not in found.reason
 
 
 def test_a_base_without_a_verdict_is_waited_for() -> None:
     found = decided(versions=[version(1, state=VersionState.VALIDATING), delta(5, 1)])
-    assert isinstance(found, WaitForCopy)
+    assert isinstance(found, NoBase)
+    assert not found.final
     assert "it has no verdict yet" in found.reason
 
 
 def test_a_base_that_is_lost_makes_it_hopeless_and_says_which() -> None:
     lost = [version(1, state=VersionState.LOST, reason="gone"), *CHAIN[1:]]
     found = decided(versions=lost)
-    assert isinstance(found, NoCopyPossible)
+    assert isinstance(found, NoBase)
+    assert found.final
     assert "run~v000001 is LOST (gone)" in found.reason

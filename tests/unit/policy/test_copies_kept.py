@@ -3,7 +3,7 @@
 import pytest
 
 from refitd.policy.leases import DEAD_AFTER, EngineView, Load, RunView, Views
-from refitd.policy.materialize import Copy, CopyVerdict, doubted, spare
+from refitd.policy.materialize import Copy, CopyVerdict, spare
 from refitd_client.contract.naming import Order
 from refitd_client.contract.states import EngineState
 
@@ -41,7 +41,7 @@ def test_a_copy_that_an_engine_reads_or_may_be_reading_stays_also_where_nobody_b
     reading: EngineView,
 ) -> None:
     assert judged(reading).keep
-    assert judged(reading, copy=doubted(COPY)).keep
+    assert judged(reading, copy=COPY.doubted()).keep
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_a_copy_that_an_engine_reads_or_may_be_reading_stays_also_where_nobody_b
 )
 def test_a_copy_that_engines_go_to_or_would_go_back_to_stays_unless_nobody_believes_it(run: RunView) -> None:
     assert judged(engine(), run=run).keep
-    assert not judged(engine(), run=run, copy=doubted(COPY)).keep
+    assert not judged(engine(), run=run, copy=COPY.doubted()).keep
 
 
 def test_an_engine_that_names_the_folder_may_read_it_again() -> None:

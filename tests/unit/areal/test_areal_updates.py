@@ -1,4 +1,4 @@
-"""The watch of AReaL's record: each checkpoint becomes a version once, whatever fails in between."""
+"""AReaL's checkpoints become versions: once for all calls, with the reason where they do not."""
 
 import asyncio
 import errno
@@ -12,11 +12,9 @@ from structlog.testing import capture_logs
 
 from refitd_client.contract.states import WaitOutcome
 from refitd_client.contract.wire import EngineOnVersion, Version
-from refitd_client.errors import UnauthorizedError
 from refitd_client.http.exchange import Served
 from refitd_client.publish.publication import Publication
 from refitd_front.areal import updates
-from refitd_front.areal.record import RecordWatch
 from refitd_front.areal.updates import Updates
 from support.checkpoints import tensors, write_model
 from support.published import versions
@@ -26,28 +24,12 @@ RUN = "exp/trial"
 
 
 class Place:
-    """A trial as AReaL leaves it on disk, and the root beside it."""
+    """A trial's checkpoints on disk, and the root beside them."""
 
     def __init__(self, folder: Path, url: str) -> None:
-        self.root, self.weights, self.trial = folder / "root", folder / "weights", folder / "trial"
+        self.root, self.weights = folder / "root", folder / "weights"
         self.root.mkdir()
         self.updates = Updates(self.root, RUN, url, checkpoints=self.weights, timeout=1.0, token_file=None)
-        self.watch = RecordWatch(self.trial, self.weights, self.updates)
-        self._made = 0
-
-    def announce(self, old: int, folder: str) -> None:
-        self._made += 1
-        write_model(self.weights / folder, tensors(self._made))
-        entry = self.trial / f"update_weights_from_disk/{old}/ENTRY"
-        entry.parent.mkdir(parents=True, exist_ok=True)
-        entry.write_text("1.0")
-        os.utime(entry, ns=(self._made, self._made))
-        os.utime(self.weights / folder, ns=(self._made, self._made))  # as a folder that is made again
-
-    def begin_again(self) -> None:
-        """A restart of `refitd areal`."""
-        self.updates.close()
-        self.watch = RecordWatch(self.trial, self.weights, self.updates)
 
     @property
     def versions(self) -> list[str]:
@@ -63,48 +45,11 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 
 async def test_the_old_layout_s_one_folder_is_published_at_each_update(place: Place) -> None:
-    for old in (0, 1):
-        place.announce(old, "weight_update")
-        assert await place.watch.look()
+    for made in (1, 2):
+        folder = write_model(place.weights / "weight_update", tensors(made))
+        os.utime(folder, ns=(made, made))  # as a folder that is made again
+        await place.updates.serve(folder)
     assert place.versions == ["v000001", "v000002"]
-
-
-async def test_a_watch_that_begins_again_publishes_nothing_twice(place: Place) -> None:
-    for old in (4, 5):
-        place.announce(old, f"weight_update_v{old + 1}")
-        assert await place.watch.look()
-    place.begin_again()
-    assert await place.watch.look()
-    assert place.versions == ["v000005", "v000006"]
-    place.announce(6, "weight_update_v7")
-    assert await place.watch.look()
-    assert place.versions == ["v000005", "v000006", "v000007"]
-
-
-async def test_a_checkpoint_that_failed_is_tried_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    place.announce(0, "weight_update_v1")
-    hold = place.updates.hold
-
-    async def full(*_: object) -> None:
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr(place.updates, "hold", full)
-    assert not await place.watch.look()
-    monkeypatch.setattr(place.updates, "hold", hold)
-    assert await place.watch.look()
-    assert place.versions == ["v000001"]
-
-
-async def test_a_record_that_cannot_be_read_ends_nothing(place: Place) -> None:
-    place.announce(0, "weight_update_v1")
-    record = place.trial / "update_weights_from_disk"
-    record.rename(place.trial / "aside")
-    record.write_text("no folder")
-    assert not await place.watch.look()
-    record.unlink()
-    (place.trial / "aside").rename(record)
-    assert await place.watch.look()
-    assert place.versions == ["v000001"]
 
 
 async def test_a_notice_that_is_refused_is_the_cause_that_areal_hears_each_time(place: Place) -> None:
@@ -113,8 +58,6 @@ async def test_a_notice_that_is_refused_is_the_cause_that_areal_hears_each_time(
     assert said[0] == said[1]
     assert "401" in (said[0] or "")
     assert place.versions == ["v000003"]
-    with pytest.raises(UnauthorizedError):
-        (await place.updates.hold(folder)).wait(1.0)
 
 
 async def test_an_update_and_a_failure_are_one_line_of_the_log_for_all_engines_together(

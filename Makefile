@@ -5,7 +5,7 @@
 #   V=1                 what tests print, also of stages that pass
 #   ARGS='-k rollback -x'         further arguments of pytest, of the demo or of the benchmark
 .DEFAULT_GOAL := help
-.PHONY: help demo unit test reliability thorough check simulation fuzz soak chaos bench bench-paint bench-gpu bench-plan density sglang vllm lowest areal trainers plugin-releases browser screenshots demo-svg docs docs-links reference clean
+.PHONY: help demo unit test reliability thorough check simulation fuzz soak chaos bench bench-gpu sglang vllm stores lowest areal trainers plugin-releases browser screenshots demo-svg docs docs-links reference clean
 .DELETE_ON_ERROR:
 
 PYTHON ?=
@@ -29,7 +29,7 @@ SGLANG_PYTHON ?= python3
 BIN := .venv/bin
 # Tests are started near those that share an engine with them, and a worker that has none left takes some of another's.
 PYTEST = $(BIN)/python -m pytest -q --dist worksteal
-QUICK = not thorough and not sglang and not vllm
+QUICK = not thorough and not sglang and not vllm and not stores
 READY := .venv/$(if $(LOCKED),.locked,.ready)
 DOCS := .venv/.docs
 
@@ -57,7 +57,7 @@ reliability: $(READY) ## run the tests of what refitd must survive: kills, fault
 thorough: $(READY) ## run what those two leave out: every crash point, mutants, sweeps of attacks, the commands of the pages
 	@tests/envoy/install .envoy || echo "Envoy is not tested: the tests say why"
 	@REFITD_EVERY_POINT=1 REFITD_SIMULATION_STEPS=3000 \
-	tests/stage thorough $(PYTEST) -n 3 -m '(thorough or points) and not sglang and not vllm' \
+	tests/stage thorough $(PYTEST) -n 3 -m '(thorough or points) and not sglang and not vllm and not stores' \
 	  tests/repository tests/integration tests/docs tests/reliability tests/e2e $(ARGS)
 
 check: $(READY) ## lint, formatting, imports between packages and of what is declared, and types
@@ -87,18 +87,8 @@ chaos: $(READY) ## kill the real publisher, service and engines at random times,
 bench: $(READY) ## measure publishing, loading and the service itself
 	@PYTHONPATH=tests $(BIN)/python tests/bench/main.py $(ARGS)
 
-bench-paint: $(READY) ## measure how soon the dashboard shows something, in a real Chromium
-	@tests/browser/install .venv
-	@PYTHONPATH=tests:tests/browser $(BIN)/python tests/bench/main.py --only paint $(ARGS)
-
 bench-gpu: $(READY) ## measure a trainer on a GPU and its engine, and what else moves weights (ARGS='--engine URL --engine-model DIR')
 	@PYTHONPATH=tests/bench $(BIN)/python tests/bench/gpu/main.py --out build/gpu.json $(ARGS)
-
-bench-plan: ## hold 'refitd plan' against what NVML shows of a real SGLang and a trainer (SGLANG_PYTHON=its Python)
-	@PYTHONPATH=client:service$${PYTHONPATH:+:$$PYTHONPATH} $(SGLANG_PYTHON) tests/bench/gpu_plan.py $(ARGS)
-
-density: $(READY) ## fine-tune a small model and count the weights that change in a step
-	@$(BIN)/python tests/bench/density.py $(ARGS)
 
 sglang: $(READY) ## run the contract tests against a real SGLang, on the CPU (1.8 GB the first time; ARGS='-m sglang': every way to end it)
 	@tests/sglang/install .venv-sglang
@@ -109,6 +99,11 @@ vllm: $(READY) ## run the contract tests against a real vLLM, on the CPU (3.4 GB
 	@tests/vllm/install .venv-vllm
 	@REFITD_VLLM_VENV=.venv-vllm REFITD_AREAL_VENV=$(wildcard .venv-areal) $(BIN)/python -m pytest -m 'vllm and not thorough' \
 	  tests/integration/contract tests/reliability/crash tests/e2e $(ARGS)
+
+stores: $(READY) ## run the tests on a real S3 server (Ceph's) and on Azurite, as far as they can be installed
+	@tests/s3/install
+	@tests/azure/install .azurite
+	@$(BIN)/python -m pytest -m stores tests/integration/hosts $(ARGS)
 
 lowest: $(READY) ## run a service with the lowest versions that pyproject.toml takes
 	@tests/lowest/install .venv-lowest

@@ -16,16 +16,13 @@ from pathlib import Path
 from figures import Figure, report
 from fleet import ENGINES, fleet
 from footprint import footprint
-from group_broadcast import group_broadcast
 from host_reports import host_reports
 from hosts import hosts
 from latency import notice, watch
 from many_tensors import many_tensors
-from paint import paint
 from publish import publish
 from rich.console import Console
 from rich.table import Table
-from stream import stream
 from update import update
 
 from takeover import takeover
@@ -37,16 +34,13 @@ SCENARIOS: dict[str, Callable[[Path], list[Figure]]] = {
     "publish": publish,
     "tensors": many_tensors,
     "fleet": fleet,
-    "stream": stream,
     "footprint": footprint,
-    "gloo": group_broadcast,
     "takeover": takeover,
     "hosts": hosts,
     "host-reports": host_reports,
-    "paint": paint,
 }
-# memory in gigabytes, PostgreSQL, and a browser
-BY_NAME = ("paint", "takeover", "hosts", "host-reports")
+# memory in gigabytes, and PostgreSQL
+BY_NAME = ("takeover", "hosts", "host-reports")
 
 
 def main() -> int:

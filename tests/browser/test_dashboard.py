@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from axe_playwright_python.base import AXE_FILE_PATH
 from crowd import ENGINES, VERSIONS, crowd, opened
-from playwright.async_api import Browser, Page, Route, expect
+from playwright.async_api import Browser, Page, expect
 
 from refitd_client.contract.states import VersionState
 from support.attackers import listening
@@ -62,55 +62,6 @@ async def test_an_update_unfolds_into_the_stages_of_each_engine(page: Page, tmp_
         await expect(detail).to_contain_text("It is kept: ")
         await expect(detail.locator("table.loads tbody tr")).to_have_count(2)
         await expect(detail.get_by_role("img", name="a:1: pause 0.5 ms, load 1 ms")).to_be_visible()
-
-
-async def test_the_copy_for_engines_is_a_stage_with_a_colour_a_legend_and_its_place_before_the_pause(
-    page: Page, tmp_path: Path
-) -> None:
-    async with serving(tmp_path) as stage, listening(stage.api) as server:
-        await stage.served(1)
-        timings = {"pause": 40.0, "load": 300.0, "copy": 200.0, "validate": 100.0}
-        stage.store.put_version(stage.store.versions["run~v000001"].having(timings=timings))
-        await opened(page, server)
-        await expect(page.get_by_role("list", name="Stages of an update")).to_contain_text("copy")
-        bar = page.get_by_role("img", name="Step 1: validate 100 ms, copy 200 ms, pause 40 ms, load 300 ms")
-        await expect(bar).to_be_visible()
-        copy = bar.locator("rect.stage.copy")
-        place = [
-            await each.evaluate("rect => [rect.getBBox().x, rect.getBBox().height]")
-            for each in (copy, bar.locator("rect.stage.pause"))
-        ]
-        assert place[0][0] < place[1][0]
-        assert place[0][1] < place[1][1], "the engine serves meanwhile"
-        colours = [
-            await each.evaluate("rect => getComputedStyle(rect).fill") for each in await bar.locator("rect").all()
-        ]
-        assert len(set(colours)) == 4
-        await page.get_by_role("button", name="1", exact=True).click()
-        await expect(page.locator(".stage-times")).to_contain_text("copy")
-
-
-async def test_where_no_token_is_wanted_it_says_so_and_asks_for_none(page: Page, tmp_path: Path) -> None:
-    async with serving(tmp_path) as stage, listening(stage.api) as server:
-        await stage.served(1)
-        await opened(page, server)
-        await page.get_by_role("button", name="Token …").click()
-        await expect(page.locator(".notice")).to_contain_text("This service wants no token")
-        await expect(page.get_by_role("dialog")).to_have_count(0)
-
-
-async def test_what_engines_go_on_to_serve_while_updates_are_paused_is_counted_as_served(
-    page: Page, tmp_path: Path
-) -> None:
-    async with serving(tmp_path) as stage, listening(stage.api) as server:
-        await stage.served(1)
-        await stage.http.post("/v1/runs", json={"run": "run", "paused": True})
-        publish(stage.root, "run", 2, tensors(2))
-        await stage.until("run~v000002", lambda record: record.state is VersionState.SEALED)
-        await opened(page, server)
-        rows = page.locator("table.updates tbody tr")
-        await expect(rows.nth(0).locator("td.wide").first).to_have_text("0/1")
-        await expect(rows.nth(1).locator("td.wide").first).to_have_text("1/1")
 
 
 async def test_a_rejected_version_says_why(page: Page, tmp_path: Path) -> None:
@@ -193,23 +144,6 @@ async def test_pin_rollback_resync_and_reclaim_are_carried_out(page: Page, tmp_p
                 await stage.store.changed.wait_after(stage.store.changed.count, within=0.05)
 
 
-async def test_a_rollback_names_its_goal_and_where_there_is_none_says_so(page: Page, tmp_path: Path) -> None:
-    async with serving(tmp_path) as stage, listening(stage.api) as server:
-        await stage.served(1)
-        await opened(page, server)
-        back = page.get_by_role("button", name="Roll back …", exact=True)
-        await back.click()
-        await expect(page.locator(".notice")).to_contain_text("no version of run run before run~v000001 was served")
-        await stage.served(2)
-        await expect(page.locator(".run h2")).to_contain_text("step 2")
-        await back.click()
-        dialog = page.get_by_role("dialog", name="Roll back to run~v000001?")
-        await expect(dialog).to_contain_text("from run~v000002 back to run~v000001")
-        await page.keyboard.press("Escape")
-        await expect(dialog).to_have_count(0)
-        assert not any(version.barred for version in stage.store.versions.values())
-
-
 async def test_the_token_is_asked_for_and_kept_for_this_tab_alone(page: Page, tmp_path: Path) -> None:
     async with serving(tmp_path, token="write", read_token="read") as stage, listening(stage.api) as server:
         await stage.served(1)
@@ -250,22 +184,6 @@ async def test_a_lost_stream_is_said_and_what_was_missed_is_there_when_it_is_bac
             await expect(page.locator("html")).not_to_have_class("stale")
             await expect(page.locator(".run h2")).to_contain_text("step 2")
             await expect(page.locator("table.log tbody tr").nth(1)).to_contain_text("served: step 2")
-
-
-async def test_an_engine_that_is_vllm_says_so_with_its_release_and_what_proves_what_it_serves(
-    page: Page, tmp_path: Path
-) -> None:
-    async with serving(tmp_path, names=("a", "b")) as stage, listening(stage.api) as server:
-        vllm = stage.engines["b"]
-        vllm.server, vllm.release, vllm.proof = "vLLM", "0.32.0", "vllm:xxh3:"
-        await stage.served(1)
-        await opened(page, server)
-        row = page.locator("table.engines tbody tr").filter(has_text="b:1").first
-        await expect(row.locator("th .tag")).to_have_text("vLLM")
-        await expect(page.locator("table.engines th .tag")).to_have_count(1)
-        await row.locator("button.fold").click()
-        await expect(page.locator("tr.detail .facts")).to_contain_text("vLLM 0.32.0, stock")
-        await expect(page.locator("tr.detail .facts")).to_contain_text("proof: digests of parameters")
 
 
 async def test_a_thousand_versions_and_two_hundred_engines_come_in_pages(page: Page, tmp_path: Path) -> None:
@@ -354,87 +272,10 @@ async def test_a_service_that_is_not_there_yet_is_waited_for(page: Page, tmp_pat
         await expect(page.locator(".run h2")).to_contain_text("Nothing has been published yet.")
 
 
-async def test_what_was_not_answered_is_asked_again_though_nothing_happens(page: Page, tmp_path: Path) -> None:
-    async with serving(tmp_path) as stage, listening(stage.api) as server:
-        await stage.served(1)
-        for what in ("log?*", "versions?*", "reclaim/plan", "history?*", "explain/*", "versions/*/attempts"):
-            await page.route(f"**/v1/{what}", lambda route: route.abort(), times=1)
-        await opened(page, server)
-        await page.locator("table.updates button.fold").click()
-        await expect(page.locator("table.loads tbody tr")).to_be_visible()
-        await expect(page.locator("table.updates .sentences").first).to_contain_text("SEALED")
-        await expect(page.get_by_text("in 1 place;")).to_be_visible()  # what the disk keeps
-
-
-async def test_what_stands_below_the_charts_does_not_wait_for_them_for_ever(page: Page, tmp_path: Path) -> None:
-    async with serving(tmp_path) as stage, listening(stage.api) as server:
-        await stage.served(1)
-        await page.route("**/v1/history?*", lambda _: None)  # it is never answered
-        await opened(page, server)
-        await expect(page.locator("table.updates tbody tr")).to_have_count(1)
-
-
-async def test_a_page_that_was_turned_shows_no_answer_to_what_was_asked_before(page: Page, tmp_path: Path) -> None:
-    async with crowd(tmp_path) as (api, _), listening(api) as server:
-        await opened(page, server)
-        first = page.locator("table.updates tbody th").first
-        await expect(first).to_have_text("1,000")
-        held: list[Route] = []
-
-        async def hold(route: Route) -> None:
-            held.append(route)
-
-        await page.route("**/v1/versions?*", hold, times=1)
-        older, newer = (page.get_by_role("button", name=name, exact=True).first for name in ("Older", "Newer"))
-        await older.click()
-        await newer.click()
-        await held[0].continue_()  # the page that is not wanted any more
-        await older.click()
-        await expect(first).to_have_text("975")
-        await newer.click()
-        await expect(first).to_have_text("1,000")
-
-
-# The place in the page of the first version's button, at each frame from when it is there until all lanes are.
-PLACES = """async () => {
-  const places = new Set();
-  const lanes = () => [...document.querySelectorAll(".lanes li svg")];
-  for (let frames = 0; frames < 600; frames += 1) {
-    await new Promise(requestAnimationFrame);
-    const button = document.querySelector("table.updates button.fold");
-    if (button !== null) places.add(Math.round(button.getBoundingClientRect().y + scrollY));
-    if (button !== null && lanes().every((lane) => lane.querySelector("rect") !== null)) return [...places];
-  }
-}"""
-
-
-async def test_a_version_stays_in_its_place_while_the_page_hears_of_engines(page: Page, tmp_path: Path) -> None:
-    async with crowd(tmp_path) as (api, _), listening(api) as server:
-        await page.goto(f"http://127.0.0.1:{server.port}/")
-        assert len(await page.evaluate(PLACES)) == 1
-
-
-async def test_while_nothing_is_published_only_engines_that_answer_are_said_to_wait(page: Page, tmp_path: Path) -> None:
-    async with serving(tmp_path, names=("a", "b")) as stage, listening(stage.api) as server:
-        stage.engines["b"].down = True
-        await opened(page, server)
-        await expect(page.locator(".run p")).to_contain_text("1 engine waits, 1 is away.")
-
-
 async def told(stage: Stage, run: str, step: int) -> None:
     """Publish a step of a run and wait for its verdict."""
     publish(stage.root, run, step, tensors(step))
     await stage.until(f"{run}~v{step:06d}", lambda record: record.state is VersionState.SEALED)
-
-
-async def test_versions_of_several_runs_stand_in_the_order_in_which_they_came(page: Page, tmp_path: Path) -> None:
-    async with serving(tmp_path, names=()) as stage, listening(stage.api) as server:
-        for run, step in (("old", 100), ("new", 1), ("old", 101), ("new", 2)):
-            await told(stage, run, step)
-        await opened(page, server)
-        rows = page.locator("table.updates tbody tr")
-        await expect(rows.locator("th")).to_have_text(["2", "101", "1", "100"])
-        await expect(rows.locator("td").filter(has_text=re.compile("^(old|new)$"))).to_have_text(["new", "old"] * 2)
 
 
 async def test_engines_are_brought_to_a_run_that_none_follows_and_one_that_has_ended_is_closed(
@@ -462,17 +303,3 @@ async def test_engines_are_brought_to_a_run_that_none_follows_and_one_that_has_e
         await page.locator("details.closed summary").click()
         await page.get_by_role("button", name="Reopen").click()
         await expect(unfollowed).to_have_count(1)
-
-
-async def test_an_engine_is_moved_to_a_run_by_its_name(page: Page, tmp_path: Path) -> None:
-    async with serving(tmp_path) as stage, listening(stage.api) as server:
-        await stage.served(1)
-        await opened(page, server)
-        await page.locator("table.engines button.fold").click()
-        await page.get_by_role("button", name="Move …").click()
-        dialog = page.get_by_role("dialog", name="Move to another run?")
-        await expect(dialog).to_contain_text("follows run, which would lose it")
-        await dialog.get_by_label("Run").fill("next")
-        await page.keyboard.press("Enter")
-        await expect(page.locator(".notice")).to_contain_text("a:1 follows next from now on.")
-        assert stage.store.engines["a:1"].run == "next"

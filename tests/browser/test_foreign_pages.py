@@ -116,18 +116,6 @@ async def test_a_page_whose_name_leads_to_the_service_reads_and_changes_nothing(
         assert known(stage) == before
 
 
-async def test_the_dashboard_under_another_name_has_nothing_to_show(browser: Browser, tmp_path: Path) -> None:
-    page = await browser.new_page()
-    heard: list[tuple[str, int]] = []
-    page.on("response", lambda response: heard.append((response.url, response.status)))
-    async with serving(tmp_path) as stage, listening(stage.api) as server:
-        await stage.served(1)
-        async with page.expect_response(lambda response: "/v1/" in response.url):
-            await page.goto(f"http://evil.test:{server.port}/")
-        assert "run~v000001" not in await page.content()
-    assert {status for url, status in heard if "/v1/" in url or "/metrics" in url} == {403}
-
-
 async def test_a_page_whose_name_leads_to_a_facade_does_not_reach_the_engine(browser: Browser, tmp_path: Path) -> None:
     page = await browser.new_page()
     with serve(answer(200, {"text": "ok"})) as engine:

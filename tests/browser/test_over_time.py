@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from crowd import ENGINES, REJECTED, VERSIONS, crowd, opened
-from playwright.async_api import Browser, Locator, Page, expect
+from playwright.async_api import Locator, Page, expect
 
 from support.attackers import QuietServer, listening
 from support.services import Stage, serving
@@ -114,30 +114,6 @@ async def test_a_lane_shows_what_an_engine_served_its_loads_and_when_it_was_away
         )
 
 
-async def test_an_engine_falls_behind_in_its_lane_from_when_a_newer_step_was_published(
-    page: Page, tmp_path: Path
-) -> None:
-    """The page's own function, on figures whose answer is known."""
-    async with serving(tmp_path) as stage, listening(stage.api) as server:
-        await stage.served(1)
-        await drawn(page, server)
-        found = await page.evaluate(
-            """async () => {
-              const { stretches } = await import("/assets/lanes.js");
-              const at = (second) => new Date(second * 1000).toISOString();
-              const update = (step, second) => ({ id: `v${step}`, created_at: at(second) });
-              const load = (step, second, outcome) =>
-                ({ version: `v${step}`, step, at: at(second), ms: 1000, outcome });
-              const loads = [load(1, 10, "ACK"), load(2, 25, "NACK"), load(3, 39, "ACK")];
-              const updates = [update(1, 5), update(2, 20), update(3, 30)];
-              const outages = [{ state: "TAINTED", since: at(55) }];
-              return stretches({ loads, outages }, updates, 60_000).map(
-                ({ step, from, to, behind }) => [step, from / 1000, to / 1000, behind]);
-            }"""
-        )
-    assert found == [[1, 11, 20, 0], [1, 20, 30, 1], [1, 30, 40, 2], [3, 40, 55, 0]]
-
-
 async def test_two_hundred_engines_are_a_grid_in_which_each_is_found_by_mouse_and_keyboard(
     page: Page, tmp_path: Path
 ) -> None:
@@ -166,21 +142,6 @@ async def test_two_hundred_engines_are_a_grid_in_which_each_is_found_by_mouse_an
         await expect(page.get_by_role("navigation", name="Pages of engines")).to_contain_text(f"of {ENGINES}")
 
 
-async def test_on_a_phone_the_page_of_two_engines_has_less_than_two_thousand_pixels(
-    browser: Browser, tmp_path: Path
-) -> None:
-    async with serving(tmp_path, names=("a", "b"), keep_last=3) as stage, listening(stage.api) as server:
-        await trained(stage, 8)
-        stage.engines["b"].down = True  # and what is wrong is said
-        await stage.served(9)
-        page = await (await browser.new_context(viewport={"width": 360, "height": 740}, has_touch=True)).new_page()
-        await drawn(page, server)
-        await expect(page.locator(".run h2")).to_contain_text("TROUBLED")
-        await expect(page.locator(".reasons li").first).to_be_visible()
-        assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-        assert await page.evaluate("document.documentElement.scrollHeight") < 2000
-
-
 async def test_decisions_of_one_update_stand_together_and_fold(page: Page, tmp_path: Path) -> None:
     async with serving(tmp_path) as stage, listening(stage.api) as server:
         await trained(stage, 3)
@@ -196,44 +157,3 @@ async def test_decisions_of_one_update_stand_together_and_fold(page: Page, tmp_p
         await second.get_by_role("button", name="more").click()
         await expect(second.locator("tr").last).to_contain_text("run~v000002")
         await expect(second).not_to_contain_text("v000003")
-
-
-async def test_a_deletion_is_a_decision_of_the_update_in_which_it_happens_and_groups_stay_in_their_order(
-    page: Page, tmp_path: Path
-) -> None:
-    async with serving(tmp_path, keep_last=1) as stage, listening(stage.api) as server:
-        await trained(stage, 3)
-        await stage.sweep()
-        await opened(page, server)
-        groups = page.locator("table.log tr.group")
-        for row, step in enumerate((3, 2, 1)):
-            await expect(groups.nth(row)).to_contain_text(f"update {step}: step {step}")
-        await expect(page.locator("table.log tbody").first).to_contain_text("deleted")
-
-
-async def test_engines_of_one_host_are_told_apart_by_their_ports_in_narrow_lanes(
-    browser: Browser, tmp_path: Path
-) -> None:
-    names = ("rollout-worker-10-0-0-7", "rollout-worker-10-0-0-8")
-    async with serving(tmp_path, names=names) as stage, listening(stage.api) as server:
-        await trained(stage, 2)
-        page = await (await browser.new_context(viewport={"width": 360, "height": 740})).new_page()
-        await drawn(page, server)
-        seen = await page.locator(".lanes .name span:last-child").all_inner_texts()
-        assert seen == ["-0-7:1", "-0-8:1"]
-        for name in await page.locator(".lanes .name").all():
-            assert await name.evaluate("name => name.scrollWidth <= name.clientWidth")
-
-
-async def test_disk_is_one_bar_and_its_reasons_unfold_into_places(page: Page, tmp_path: Path) -> None:
-    async with serving(tmp_path) as stage, listening(stage.api) as server:
-        await trained(stage, 4)
-        await opened(page, server)
-        reasons = page.locator(".reasons > li")
-        await expect(reasons).to_have_count(3)
-        await expect(reasons.nth(0)).to_contain_text("delete")
-        await expect(reasons.nth(0)).to_contain_text("2 places")
-        await expect(page.locator("svg.disk rect.stage")).to_have_count(3)
-        await expect(reasons.nth(0).locator(".sentences")).to_be_hidden()
-        await reasons.nth(0).locator("summary").click()
-        await expect(reasons.nth(0).locator(".sentences li").first).to_contain_text("run/v00000")

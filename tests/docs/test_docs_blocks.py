@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from blocks import EXECUTABLE, PAGES, SHELL, TREE, Block, blocks_of, lines_of, name_of
+from blocks import EXECUTABLE, PAGES, SHELL, Block, blocks_of, lines_of, name_of
 from command_lines import faults, options
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
@@ -138,15 +138,6 @@ def inline_of(page: Path) -> list[str]:
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     found = (line.replace("\\|", "|").replace("…", "X") for line in re.findall(r"`([^`\n]+)`", text))
     return [line for line in found if len(line.split()) > 1]
-
-
-def test_nobody_is_told_to_install_a_name_that_is_not_on_the_index() -> None:
-    """refitd is not on PyPI: whoever claims the name there could be run as root."""
-    told = re.compile(r"pip (?:install|download) [^\n#]*?(?<![\w/.-])refitd(?![\w/.-])")
-    folders = [TREE / name for name in ("client", "service", "deploy")]
-    files = [*PAGES, *(file for folder in folders for file in folder.rglob("*") if file.is_file())]
-    assert not [name_of(file) for file in files if told.search(file.read_text(errors="replace"))]
-    assert told.search("/opt/refitd/bin/pip install -q 'refitd[service]'")
 
 
 @pytest.mark.parametrize("block", of("python"))

@@ -53,7 +53,3 @@ def test_a_page_is_called_in_the_list_of_pages_as_it_calls_itself() -> None:
     listed = re.findall(r"^- \[(.+?)\]\((.+?\.md)\)", index.read_text(), re.MULTILINE)
     titles = {path: _HEADING.findall((index.parent / path).read_text())[0] for _, path in listed}
     assert {path: title for title, path in listed} == titles
-
-
-def test_the_checks_see_links() -> None:
-    assert sum(1 for page in PAGES for _ in links_of(page)) > 100

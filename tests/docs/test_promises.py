@@ -54,7 +54,16 @@ def quick(file: str) -> frozenset[str]:
 def is_left(marks: list[ast.expr]) -> bool:
     """A parameter of a test may have such a mark: then the others are run."""
     named = {ast.unparse(each) for mark in marks for each in (mark.elts if isinstance(mark, ast.List) else [mark])}
-    return bool(named & {"pytest.mark.thorough", "pytest.mark.sglang", "pytest.mark.vllm", "pytest.mark.trainers"})
+    return bool(
+        named
+        & {
+            "pytest.mark.thorough",
+            "pytest.mark.sglang",
+            "pytest.mark.vllm",
+            "pytest.mark.trainers",
+            "pytest.mark.stores",
+        }
+    )
 
 
 WANT_A_REAL_ENGINE = [  # make sglang, make vllm

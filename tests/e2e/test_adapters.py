@@ -7,7 +7,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from refitd_client import InvalidRequestError, VersionRejectedError
 from refitd_client.contract.states import EngineState, Kind
 from support.adapters import write_adapter
 from support.jobs import PATIENCE, RUN, Job, running
@@ -72,14 +71,3 @@ def test_a_trainer_s_own_adapter_folder_is_found_and_a_restarted_engine_gets_it_
     job.engine.restart()
     job.until_engine(EngineState.IN_SYNC, after=gone.seq)
     assert adapters_of(job.engine) == {"actor-v7": str(folder)}
-
-
-def test_what_does_not_fit_the_model_reaches_no_engine(models: Path, tmp_path: Path, job: Job) -> None:
-    good = write_adapter(tmp_path / "good", models / "model_a", 1)
-    job.serve(good, 1)
-    wrong = write_adapter(tmp_path / "wrong", models / "model_a", 2, r=8)
-    with pytest.raises(VersionRejectedError, match="rank 8 want"):
-        job.serve(wrong, 2)
-    with pytest.raises(InvalidRequestError, match="started with --lora, and its versions are adapters"):
-        job.publish(models / "model_a", 3)
-    assert adapters_of(job.engine) == {"actor-v1": str(job.root / RUN / "v000001")}

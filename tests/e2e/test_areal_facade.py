@@ -70,20 +70,6 @@ def test_a_facade_turns_areal_s_calls_into_the_transaction_and_streams_the_rest(
         assert "refitd" in refused.json()["message"]
 
 
-def test_a_bad_checkpoint_of_areal_s_is_an_error_for_areal_and_nothing_for_the_engine(
-    models: Path, tmp_path: Path, job: Job
-) -> None:
-    with ArealServer(tmp_path, job, "--engine", f"{job.engine.url}=0") as facade:
-        before = served_by(job.engine)
-        folder = tmp_path / "fileroot/weight_update_v1"
-        shutil.copytree(models / "bad_missing", folder)
-        body = {"model_path": str(folder)}
-        reply = httpx.post(f"{facade.url}/update_weights_from_disk", json=body, timeout=PATIENCE, trust_env=False)
-        assert reply.status_code == 400
-        assert "down_proj" in reply.json()["message"]
-        assert served_by(job.engine) == before
-
-
 def test_each_engine_has_a_facade_and_one_update_of_all_is_one_version(models: Path, tmp_path: Path) -> None:
     """AReaL tells all of its engines at about the same time, of the same folder."""
     (tmp_path / "second").mkdir()

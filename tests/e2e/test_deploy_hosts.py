@@ -12,7 +12,6 @@ import pytest
 from typer.main import get_command
 
 from refitd.cli.app import Command, Group, app
-from refitd.cli.serve import flag
 from refitd.settings import Settings
 from support.checkpoints import write_model
 from support.sockets import free_port
@@ -128,21 +127,6 @@ def test_what_the_unit_runs_before_the_service_keeps_it_from_nothing_and_says_wh
     assert not (tmp_path / "state").exists(), "the service begins its journal"
 
 
-def test_the_unit_may_write_where_its_root_is() -> None:
-    (root,) = re.findall(r"^REFITD_ROOT=(.*)$", SETTINGS, re.MULTILINE)
-    assert f"ReadWritePaths={root}\n" in UNIT
-    assert f"RequiresMountsFor={root}\n" in UNIT
-
-
-def test_the_units_token_is_a_file_that_trainers_read_too_and_that_can_be_exchanged_under_it() -> None:
-    """A credential would be a copy as of the start."""
-    (file,) = re.findall(r"REFITD_TOKEN_FILE=(\S+)", "\n".join(re.findall(r"^Environment=.*", UNIT, re.MULTILINE)))
-    (group,) = re.findall(r"^Group=(.*)$", UNIT, re.MULTILINE)
-    assert f"install -m 0640 -g {group} /dev/stdin {file}\n" in UNIT
-    assert f"install -d -g {group} -m 2775 /srv/weights" in UNIT
-    assert "LoadCredential=" not in re.sub(r"^#.*$", "", UNIT, flags=re.MULTILINE)
-
-
 def test_shellcheck_finds_nothing_in_any_script() -> None:
     """The job, and what sets up environments: every file of the tree that a shell reads."""
     folders = ("deploy", "tests", ".ci")
@@ -152,18 +136,6 @@ def test_shellcheck_finds_nothing_in_any_script() -> None:
     program = Path(sys.executable).with_name("shellcheck")
     done = subprocess.run([program, *scripts], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")
-
-
-def test_the_jobs_flags_are_refitds() -> None:
-    subprocess.run(["bash", "-n", JOB], check=True)
-    kept = dict(re.findall(r"^ *keep (\w+) (.*?) &$", JOB.read_text(), re.MULTILINE | re.DOTALL))
-    known = {
-        "serve": {flag(name) for name in Settings.model_fields},
-        "areal": {word for parameter in commands()["areal"].params for word in parameter.opts},
-    }
-    assert kept.keys() == known.keys()
-    for command, words in kept.items():
-        assert {word for word in words.split() if word.startswith("--")} <= known[command]
 
 
 TRAINER = """
@@ -177,20 +149,6 @@ while len(engines) < 2 and time.monotonic() < ends:
         time.sleep(0.1)
 print("engines:", sorted(engine["url"] for engine in engines), os.environ["REFITD_RUN"])
 sys.exit(7)
-"""
-
-
-FACADES = """
-import os, sys, time, httpx
-left, ends = os.environ["AREAL_LLM_SERVER_ADDRS"].split(","), time.monotonic() + 60
-while left and time.monotonic() < ends:
-    try:
-        answer = httpx.get(f"http://{left[0]}/model_info", timeout=30)
-        print(answer.status_code, "cannot be reached" in answer.text)
-        left.pop(0)
-    except httpx.HTTPError:
-        time.sleep(0.1)
-sys.exit(len(left))
 """
 REFITD = f'exec {sys.executable} -m refitd "$@"'
 FAILS_ONCE = f"[ -e failed ] || {{ touch failed; exit 9; }}\n{REFITD}"
@@ -243,15 +201,6 @@ def test_the_job_runs_the_service_and_the_trainer_and_ends_as_the_trainer_does(t
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("tmp.")], "the keys are gone"
 
 
-def test_a_service_that_does_not_stay_up_ends_the_job_and_its_trainer(tmp_path: Path) -> None:
-    done = run_job(tmp_path, "echo no >&2; exit 9", "import time; time.sleep(90)")
-    assert done.returncode == 143
-    assert done.stderr.count("refitd serve has ended with exit status 9") == 3
-    assert "refitd serve does not stay up: the job ends" in done.stderr
-    assert (tmp_path / "refitd-1.log").read_text() == "no\n" * 3
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith("tmp.")], "the keys are gone"
-
-
 ASKED = """
 import os, pathlib, stat, time
 asked = pathlib.Path("asked")
@@ -276,16 +225,6 @@ def test_another_user_cannot_guess_or_read_the_jobs_folders(tmp_path: Path) -> N
         told += [line.split() for line in done.stdout.splitlines() if line.startswith("--")]
     assert len({folder for _, folder, _ in told}) == 4
     assert {mode for _, _, mode in told} == {"0o700"}
-
-
-def test_areal_gets_a_facade_of_each_engine_whose_address_it_is_told(tmp_path: Path) -> None:
-    """The engines are no more than named here, and the facades say so of them."""
-    done = run_job(tmp_path, REFITD, FACADES, AREAL="1", AREAL_FILES=str(tmp_path))
-    assert done.returncode == 0, done.stderr + (tmp_path / "refitd-1.log").read_text()
-    ready = re.findall(r'{"event":"ready","engine":"(http://engine-\d:30000)"', done.stdout)
-    assert sorted(ready) == ["http://engine-1:30000", "http://engine-2:30000"]
-    assert done.stdout.count("502 True") == 2
-    assert "refitd areal has ended" not in done.stderr
 
 
 def free_pair() -> int:

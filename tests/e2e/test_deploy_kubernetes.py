@@ -1,10 +1,7 @@
 """deploy/kubernetes: manifests by Kubernetes' own schemas, whose parts fit each other and refitd's settings."""
 
 import copy
-import json
 import re
-import shutil
-import subprocess
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,10 +9,8 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from typer.main import get_command
 
 from refitd.api.health import router
-from refitd.cli.app import Group, app
 from refitd.settings import Settings
 from support.checkpoints import write_model
 
@@ -65,23 +60,6 @@ def refitd(name: str) -> tuple[Document, Document]:
 def test_every_manifest_fits_the_schemas(name: str, release: str) -> None:
     for document in documents(name):
         kubernetes_validate.validate(document, release, strict=True)
-
-
-def test_the_schemas_would_find_a_slip() -> None:
-    (deployment,) = of_kind("fleet", "Deployment")
-    slip = json.loads(json.dumps(deployment).replace('"readOnlyRootFilesystem"', '"readOnlyRootFileSystem"'))
-    with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(slip, RELEASES[0], strict=True)
-
-
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not here: kustomize cannot be run")
-@pytest.mark.parametrize("name", NAMES)
-def test_kustomize_puts_them_together(name: str) -> None:
-    made = subprocess.run(["kubectl", "kustomize", FOLDER / name], capture_output=True, text=True, check=True).stdout
-    found = list(yaml.safe_load_all(made))
-    assert len(found) == len(documents(name))
-    assert {each["metadata"]["namespace"] for each in found} == {"refitd"}
-    assert not re.findall(r"image: (refitd|sglang)$", made, re.MULTILINE), "an image without a registry and a tag"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -167,28 +145,6 @@ def test_services_and_policies_select_pods_and_ports_that_there_are(name: str) -
         assert all(rule["from"] for rule in policy["spec"]["ingress"])
 
 
-def test_the_fleet_is_found_by_a_headless_service_that_names_paused_engines_too() -> None:
-    settings = {variable["name"]: variable.get("value") for variable in refitd("fleet")[1]["env"]}
-    found = re.fullmatch(r"dns:([\w-]+)\?port=(\d+)", settings["REFITD_DISCOVER"] or "")
-    assert found is not None
-    (service,) = [each for each in of_kind("fleet", "Service") if each["metadata"]["name"] == found[1]]
-    assert service["spec"]["clusterIP"] == "None"
-    assert service["spec"]["publishNotReadyAddresses"] is True
-    assert service["spec"]["ports"][0]["port"] == int(found[2])
-    (deployment,) = of_kind("fleet", "Deployment")
-    assert (deployment["spec"]["replicas"], deployment["spec"]["strategy"]) == (1, {"type": "Recreate"})
-
-
-def test_the_sidecar_is_a_native_one_on_a_root_of_its_pods_own() -> None:
-    pod, container = refitd("sidecar")
-    assert container in pod["initContainers"]
-    assert container["restartPolicy"] == "Always"
-    (engine,) = pod["containers"]
-    mounts = [each for c in (container, engine) for each in c["volumeMounts"] if each["mountPath"] == "/data"]
-    assert [mount["subPathExpr"] for mount in mounts] == ["$(POD_NAME)"] * 2
-    assert mounts[1]["readOnly"] is True
-
-
 def test_engines_read_the_root_where_refitd_has_it() -> None:
     """Else a path map would be needed; and they cannot write into it."""
     for name in NAMES:
@@ -210,13 +166,6 @@ def test_weights_are_changed_with_a_key_that_refitd_alone_has_beside_the_engine(
     assert settings["REFITD_ENGINE_ADMIN_KEY_FILE"] == "/run/secrets/refitd/engines"
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_models_can_be_filled(name: str) -> None:
-    """A volume that is made for the claim is empty: somebody has to be able to write to it once."""
-    (models,) = [each for each in of_kind(name, "PersistentVolumeClaim") if each["metadata"]["name"] == "models"]
-    assert models["spec"]["accessModes"] == ["ReadWriteMany"]
-
-
 def sample(name: str) -> Document:
     return yaml.safe_load((SAMPLES / f"{name}.yaml").read_text())
 
@@ -232,26 +181,6 @@ def test_every_sample_fits_the_schemas_and_the_claims_of_both_layouts(name: str,
     (container,) = pod["containers"]
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
     assert container["securityContext"]["allowPrivilegeEscalation"] is False
-
-
-def test_the_sample_of_a_trainer_is_let_in_and_can_publish() -> None:
-    template = sample("trainer")["spec"]["template"]
-    for layout in NAMES:
-        rules = [rule for policy in of_kind(layout, "NetworkPolicy") for rule in policy["spec"]["ingress"]]
-        let_in = [who for rule in rules for who in rule["from"]]
-        assert {"podSelector": {"matchLabels": {"refitd/publishes": "true"}}} in let_in
-    assert template["metadata"]["labels"]["refitd/publishes"] == "true"
-    user, (container,) = template["spec"]["securityContext"], template["spec"]["containers"]
-    root = {m["name"]: m for m in container["volumeMounts"]}["weights"]
-    assert (user["runAsGroup"], user["fsGroup"]) == (10001, 10001)
-    assert (root["mountPath"], root.get("readOnly")) == ("/data", None)
-    assert "umask 002" in container["command"][-1]
-    settings = {variable["name"]: variable["value"] for variable in container["env"]}
-    (service,) = [each for each in of_kind("fleet", "Service") if each["metadata"]["name"] == "refitd"]
-    assert settings["REFITD_URL"] == f"http://refitd:{service['spec']['ports'][0]['port']}"
-    (secret,) = [volume["secret"] for volume in template["spec"]["volumes"] if "secret" in volume]
-    assert secret["items"] == [{"key": "write", "path": "write"}]
-    assert settings["REFITD_TOKEN_FILE"] == "/run/secrets/refitd/write"
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -316,58 +245,3 @@ def test_the_facades_user_is_not_the_services_and_writes_into_the_root_alone() -
     assert container["securityContext"] == contained
     assert pod["automountServiceAccountToken"] is pod["enableServiceLinks"] is False
     assert {"requests", "limits"} <= container["resources"].keys()
-
-
-def test_each_engine_of_the_fleet_has_a_facade_with_a_command_that_refitd_takes() -> None:
-    _, container = facades_pod()
-    settings = {variable["name"]: variable["value"] for variable in container["env"]}
-    command = get_command(app)
-    assert isinstance(command, Group)
-    flags = [f"--{name}={settings[f'REFITD_{name.upper()}']}" for name in ("root", "run", "url")]
-    given = command.commands["areal"].make_context("areal", [*container["args"], *flags]).params
-    (engines,) = [each for each in of_kind("fleet", "StatefulSet") if each["metadata"]["name"] == "sglang"]
-    ports = range(31000, 31000 + engines["spec"]["replicas"])
-    assert given["engine"] == [f"http://sglang-{n}.sglang:30000={port}" for n, port in enumerate(ports)]
-    assert given["checkpoints"] == Path("/areal")
-    assert settings["REFITD_FACADE_TOKEN_FILE"] == "/run/secrets/facades/token", "it listens beyond its own loopback"
-    assert [port["containerPort"] for port in container["ports"]] == list(ports)
-    names = {port["name"] for port in container["ports"]}
-    assert {(port["port"], port["targetPort"]) for port in facades()["Service"]["spec"]["ports"]} == {
-        (port["containerPort"], port["name"]) for port in container["ports"]
-    }
-    (rule,) = facades()["NetworkPolicy"]["spec"]["ingress"]
-    assert {port["port"] for port in rule["ports"]} == names
-    for probe in ("startupProbe", "livenessProbe"):
-        assert container[probe]["tcpSocket"]["port"] in names, "an engine that is gone is no reason to restart facades"
-
-
-def test_the_facades_are_let_in_by_refitd_and_by_the_engines() -> None:
-    template = facades()["Deployment"]["spec"]["template"]
-    labels = template["metadata"]["labels"].items()
-    assert facades()["Service"]["spec"]["selector"].items() <= labels
-    assert facades()["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"].items() <= labels
-    for policy in of_kind("fleet", "NetworkPolicy"):
-        let_in = [who.get("podSelector", {}) for rule in policy["spec"]["ingress"] for who in rule["from"]]
-        assert any(selector and selector["matchLabels"].items() <= labels for selector in let_in)
-
-
-def test_the_owner_s_command_gives_a_root_to_the_group_that_all_share(tmp_path: Path) -> None:
-    pod = sample("owner")["spec"]["template"]["spec"]
-    *shell, script = pod["containers"][0]["command"]
-    mine = script.replace("/data", str(tmp_path)).replace("10001", str(tmp_path.stat().st_gid))
-    subprocess.run([*shell, mine], check=True)
-    assert oct(tmp_path.stat().st_mode & 0o7777) == "0o2775"
-    assert "chgrp 10001 " in script
-    assert refitd("fleet")[0]["securityContext"]["fsGroup"] == 10001
-
-
-def test_whoever_measures_brings_the_read_token() -> None:
-    for name in NAMES:
-        assert "prometheus.io" not in json.dumps(documents(name)), "annotations bring no token"
-    (endpoint,) = yaml.safe_load((FOLDER / "monitor/monitor.yaml").read_text())["spec"]["podMetricsEndpoints"]
-    assert endpoint["authorization"]["credentials"] == {"name": "refitd-tokens", "key": "read"}
-    (job,) = yaml.safe_load((FOLDER.parent / "prometheus/kubernetes.yml").read_text())["scrape_configs"]
-    assert job["authorization"]["credentials_file"].endswith("refitd-tokens/read")
-    for ports in (refitd(name)[1]["ports"] for name in NAMES):
-        assert [port["containerPort"] for port in ports] == [endpoint["portNumber"]]
-    assert job["relabel_configs"][0]["regex"] == f"refitd;{endpoint['portNumber']}"

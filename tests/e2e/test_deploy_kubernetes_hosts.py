@@ -1,8 +1,6 @@
 """deploy/kubernetes/hosts: a hub, alone or as a group, and followers beside their engines or on their nodes."""
 
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import kubernetes_validate
@@ -11,7 +9,6 @@ import yaml
 
 from refitd.api.health import router
 from refitd.settings import Settings
-from refitd.text import bytes_in
 from support.checkpoints import write_model
 from support.kubernetes_hosts import (
     FOLDER,
@@ -38,14 +35,6 @@ from support.kubernetes_hosts import (
 def test_every_manifest_of_many_hosts_fits_the_schemas(name: str, release: str) -> None:
     for document in documents(name):
         kubernetes_validate.validate(document, release, strict=True)
-
-
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not here: support.kustomize stands for it")
-@pytest.mark.parametrize("name", NAMES)
-def test_kustomize_itself_makes_the_same(name: str) -> None:
-    done = subprocess.run(["kubectl", "kustomize", FOLDER / name], capture_output=True, text=True, check=True)
-    made = {(each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(done.stdout)}
-    assert made == {(each["kind"], each["metadata"]["name"]): each for each in documents(name)}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -140,16 +129,6 @@ def test_volumes_and_claims_of_many_hosts_are_there(name: str) -> None:
         assert "refitd-state" not in {claim["metadata"]["name"] for claim in of_kind(name, "PersistentVolumeClaim")}
 
 
-def test_a_hub_alone_is_replaced_and_a_group_is_of_two_of_which_neither_waits_for_the_other() -> None:
-    """A new pod is not ready while an old one leads: an update that waits for one would never end."""
-    ((alone,), (group,)) = (of_kind(name, "Deployment") for name in HUBS)
-    assert (alone["spec"]["replicas"], alone["spec"]["strategy"]) == (1, {"type": "Recreate"})
-    assert group["spec"]["replicas"] == 2
-    assert group["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == "100%"
-    ((term,),) = group["spec"]["template"]["spec"]["affinity"]["podAntiAffinity"].values()
-    assert selects(group["spec"]["template"]["metadata"]["labels"], term["podAffinityTerm"]["labelSelector"])
-
-
 def test_the_password_of_the_database_is_a_file_that_libpq_takes() -> None:
     pod, _ = refitd("hub-postgres")
     (first,) = pod["spec"]["initContainers"]
@@ -164,20 +143,6 @@ def test_the_password_of_the_database_is_a_file_that_libpq_takes() -> None:
     assert f"--from-file={Path(ca).name}" in told
 
 
-def test_the_sidecar_of_many_hosts_is_a_native_one_on_a_root_in_memory_of_a_bounded_size() -> None:
-    pod, container = refitd("sidecar")
-    assert container in pod["spec"]["initContainers"]
-    assert container["restartPolicy"] == "Always"
-    volumes = {volume["name"]: volume.get("emptyDir", {}) for volume in pod["spec"]["volumes"]}
-    for name in ("weights", "shm"):
-        assert volumes[name].keys() == {"medium", "sizeLimit"}
-        assert volumes[name]["medium"] == "Memory"
-    room = bytes_in(settings_of("sidecar")["REFITD_DISK_BUDGET"]), bytes_in(f"{volumes['weights']['sizeLimit']}B")
-    assert room[0] < room[1] < bytes_in(f"{container['resources']['limits']['memory']}B"), "they count as refitd's"
-    (engine,) = pod["spec"]["containers"]
-    assert {"name": "shm", "mountPath": "/dev/shm"} in engine["volumeMounts"]  # noqa: S108
-
-
 @pytest.mark.parametrize("name", FOLLOWERS)
 def test_an_engine_reads_the_root_of_its_follower_and_cannot_write_it(name: str) -> None:
     """Where both see it under one path no path map is needed."""
@@ -190,24 +155,6 @@ def test_an_engine_reads_the_root_of_its_follower_and_cannot_write_it(name: str)
     assert roots["refitd"][1] == roots["sglang"][1]
     assert roots["sglang"][0].get("readOnly") is True
     assert not roots["refitd"][0].get("readOnly")
-
-
-def test_the_follower_of_a_node_is_there_once_and_reaches_the_engine_of_its_node_alone() -> None:
-    follower, engine = (
-        next(each for each in of_kind("daemonset", "DaemonSet") if each["metadata"]["name"] == name)
-        for name in ("refitd-follower", "sglang")
-    )
-    assert "maxSurge" not in follower["spec"]["updateStrategy"]["rollingUpdate"], "a root has one service"
-    for key in ("nodeSelector", "tolerations"):
-        assert follower["spec"]["template"]["spec"][key] == engine["spec"]["template"]["spec"][key]
-    ((name, port),) = re.findall(r"^http://([\w-]+):(\d+)$", settings_of("daemonset")["REFITD_ENGINES"])
-    (service,) = [each for each in of_kind("daemonset", "Service") if each["metadata"]["name"] == name]
-    assert service["spec"]["internalTrafficPolicy"] == "Local"
-    assert service["spec"]["publishNotReadyAddresses"] is True
-    assert service["spec"]["ports"][0]["port"] == int(port)
-    assert selects(engine["spec"]["template"]["metadata"]["labels"], service["spec"]["selector"])
-    (owner,) = follower["spec"]["template"]["spec"]["initContainers"]
-    assert owner["command"][-1].startswith("chown 10001:10001 /data /state ")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -237,10 +184,3 @@ def test_policies_let_hub_followers_trainer_and_engines_reach_each_other(hub: st
     if engine is not follows:
         assert "http" in admitted(policy_of(follower, engine), follows)
         assert 30000 in admitted(of_follower, engine, "egress")
-
-
-def test_a_group_reaches_its_database_and_whatever_a_hub_alone_reaches() -> None:
-    alone, group = (policy_of(name, refitd(name)[0])["spec"]["egress"] for name in HUBS)
-    (added,) = [rule for rule in group if rule not in alone]
-    assert added["ports"] == [{"port": 5432}]
-    assert all(rule in group for rule in alone)

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -66,12 +65,6 @@ def test_each_pod_says_a_name_by_which_the_others_reach_it_and_which_its_certifi
         assert selects(refitd(name)[0]["metadata"]["labels"], headless["spec"]["selector"])
 
 
-@pytest.mark.parametrize("name", FOLLOWERS)
-def test_no_host_says_where_it_is_and_no_certificate_has_a_name_by_which_a_hub_would_call_it(name: str) -> None:
-    assert "REFITD_ADVERTISE" not in settings_of(name)
-    assert names_of(tls_of(name)) == ["refitd-metrics", "127.0.0.1"], "Prometheus asks for that name, doctor calls this"
-
-
 def test_the_certificates_of_both_ways_have_the_names_that_services_are_called_by(tmp_path: Path) -> None:
     """By cert-manager, and by the command of the hub's head, which is run here."""
     head = re.sub(r"^# *", "", (FOLDER / "hub/kustomization.yaml").read_text(), flags=re.MULTILINE)
@@ -99,17 +92,6 @@ def test_the_certificates_of_both_ways_have_the_names_that_services_are_called_b
         assert "127.0.0.1" in names_of(tls_of(name)), "which doctor calls, in the pod"
 
 
-def test_an_authority_that_is_there_is_kept_and_a_slip_makes_none(tmp_path: Path) -> None:
-    make = KUBERNETES.parent / "make-certificates"
-    subprocess.run([make, "tls", "one=one.example,::1"], cwd=tmp_path, check=True)
-    before = (tmp_path / "tls/ca.crt").read_bytes()
-    for slip in ([], ["one"], ["one="], ["=one.example"], ["ca=one.example"]):
-        done = subprocess.run([make, "tls", *slip], cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert done.returncode == 2, slip
-        assert "usage: make-certificates FOLDER" in done.stderr
-    assert (tmp_path / "tls/ca.crt").read_bytes() == before
-
-
 @pytest.mark.parametrize("follower", FOLLOWERS)
 @pytest.mark.parametrize("hub", HUBS)
 def test_with_the_component_mtls_hub_and_followers_want_a_certificate_and_show_theirs(hub: str, follower: str) -> None:
@@ -129,19 +111,6 @@ def test_with_the_component_mtls_hub_and_followers_want_a_certificate_and_show_t
         settings = {each["name"]: each.get("value") for each in ours["env"]}
         assert added == {"name": "REFITD_TLS_CLIENT_CA", "value": "/run/secrets/tls/ca.crt"}
         assert settings.get("REFITD_CLIENT_CERT") in {None, settings["REFITD_TLS_CERT"]}
-
-
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not here: support.kustomize stands for it")
-def test_kustomize_itself_takes_the_components(tmp_path: Path) -> None:
-    shutil.copytree(KUBERNETES, tmp_path / "kubernetes")
-    mine = tmp_path / "kubernetes/hosts/mine"
-    mine.mkdir()
-    said = {"resources": ["../hub-postgres", "../sidecar", "../cert-manager"], "components": ["../mtls", "../monitor"]}
-    (mine / "kustomization.yaml").write_text(yaml.safe_dump(said))
-    done = subprocess.run(["kubectl", "kustomize", mine], capture_output=True, text=True, check=True)
-    made = {(each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(done.stdout)}
-    expected = overlay(mine, **said)
-    assert made == {(each["kind"], each["metadata"]["name"]): each for each in expected}
 
 
 @pytest.mark.parametrize("release", RELEASES)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from refitd.cli.serve import flag
 from refitd.settings import Settings
 from support.checkpoints import write_model
 from support.scripted_sglang import scripted_sglang
@@ -59,14 +58,6 @@ def test_settings_of_hub_and_follower_are_refitds(name: str, tmp_path: Path, mon
     settings = Settings()  # pyright: ignore[reportCallIssue]
     assert settings.follow == (["http://hub.example:8700"] if name == "follower" else [])
     assert settings.engines == (["http://127.0.0.1:30000"] if name == "follower" else [])
-
-
-def test_the_flags_of_the_job_of_many_hosts_are_refitds() -> None:
-    subprocess.run(["bash", "-n", JOB], check=True)
-    kept = re.findall(r"\bkeep (--.*?) (?:&|2>>)", JOB.read_text(), re.DOTALL)
-    assert len(kept) == 2
-    known = {flag(name) for name in Settings.model_fields}
-    assert {word for words in kept for word in words.split() if word.startswith("--")} <= known
 
 
 # One process a node, as of the real one; what differs between nodes, but for names, are ports of one machine here.

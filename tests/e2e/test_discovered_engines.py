@@ -16,7 +16,7 @@ from support import hasty
 from support.jobs import Job, running, served_by
 from support.name_server import Table, naming
 from support.router import RouterServer
-from support.servers import EmbeddedServer, ServerError
+from support.servers import EmbeddedServer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -117,12 +117,3 @@ def test_engines_are_found_and_a_place_that_vanishes_takes_none_away(models: Pat
         assert served_by(engine).label == "2"
         assert again.step == 2
         assert "found before stay" in (job.client.overview().faults.engines or "")
-
-
-def test_a_place_that_is_none_stops_the_start_and_says_how_to_write_one(tmp_path: Path, models: Path) -> None:
-    with (
-        EmbeddedServer(tmp_path, models / "model_a") as engine,
-        pytest.raises(ServerError, match=r"--discover \(REFITD_DISCOVER\): 'consul:x' is no place"),
-        running(tmp_path, engine, "--discover", "consul:x"),
-    ):
-        pass

@@ -9,7 +9,6 @@ import httpx
 import pytest
 
 from support.command_line import refitd
-from support.jobs import running
 from support.servers import ADMIN_KEY, API_KEY, SGLANG_VENV, EmbeddedProgram, EngineServer
 
 pytestmark = pytest.mark.timeout(400)  # a real SGLang takes its time to start
@@ -67,27 +66,3 @@ def test_a_real_engine_is_examined_and_left_as_it_was(engine: EngineServer, tmp_
         timeout=30,
     )
     assert generated.status_code == 200, "it still generates"
-
-
-def test_a_key_for_reads_does_not_pass_for_one_for_changes(engine: EngineServer, tmp_path: Path) -> None:
-    root = tmp_path / "root"
-    root.mkdir()
-    found = examined(root, engine, {"api": API_KEY, "admin": "another-key"})
-    assert not found["engines", "ok"]["text"].endswith("the key opens changes")
-    assert "--engine-admin-key-file" in found["engines", "failed"]["fix"]
-
-
-def test_the_service_that_runs_is_asked_whether_it_takes_the_token(models: Path, tmp_path: Path) -> None:
-    with EmbeddedProgram(tmp_path, models / "model_a") as engine, running(tmp_path, engine) as job:
-        at = ["--root", str(job.root), "--state", str(tmp_path / "state"), "--port", job.refitd.url.rpartition(":")[2]]
-
-        def asked(token: Path, check: str = "service") -> list[tuple[str, str]]:
-            shown = refitd("doctor", *at, "--token-file", str(token), "--json")
-            found = json.loads(shown.stdout)["findings"]
-            return [(each["subject"], each["verdict"]) for each in found if each["check"] == check]
-
-        assert (job.refitd.url, "ok") in asked(tmp_path / "keys/--token-file")
-        (tmp_path / "another").write_text("another-token-that-is-long-enough")
-        assert (job.refitd.url, "failed") in asked(tmp_path / "another")
-        assert not job.client.versions().items
-        assert asked(tmp_path / "keys/--token-file", "engines") == [("service", "ok")], "nobody named it to doctor"

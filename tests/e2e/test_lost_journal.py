@@ -105,17 +105,6 @@ def tell(engine: EmbeddedServer, path: str, **body: Any) -> None:
     httpx.post(f"{engine.url}{path}", json=body, headers=opens, timeout=PATIENCE, trust_env=False).raise_for_status()
 
 
-def test_an_engine_that_was_left_paused_is_resumed_when_the_service_starts(models: Path, tmp_path: Path) -> None:
-    with EmbeddedServer(tmp_path, models / "model_a") as engine, running(tmp_path, engine) as job:
-        job.serve(models / "model_b", 1)
-        before = served_by(engine)
-        job.refitd.stop()
-        tell(engine, "/pause_generation", mode="retract")
-        job.refitd.start()
-        in_sync(job, 1)
-        assert served_by(engine) == before
-
-
 def test_an_engine_whose_contents_are_not_those_on_record_is_loaded_again_when_the_service_starts(
     models: Path, tmp_path: Path
 ) -> None:

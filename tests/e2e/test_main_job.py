@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from refitd_client import VersionRejectedError
 from refitd_client.contract.states import EngineState
 from support.jobs import RUN, TOKEN, running, served_by
 from support.servers import EmbeddedServer, RefitdServer
@@ -46,15 +45,6 @@ def test_what_a_trainer_publishes_is_what_engines_answer_with_and_the_last_k_sta
         assert served_by(other).answer == new.answer
 
 
-def test_a_trainer_hears_why_its_checkpoint_was_rejected_and_the_engine_goes_on(models: Path, tmp_path: Path) -> None:
-    with EmbeddedServer(tmp_path, models / "model_a", "--defects") as engine, running(tmp_path, engine) as job:
-        job.serve(models / "model_b", 1)
-        before = served_by(engine)
-        with pytest.raises(VersionRejectedError, match=r"model\.layers\.1\.mlp\.down_proj\.weight .* is missing"):
-            job.serve(models / "bad_missing", 2)
-        assert served_by(engine) == before
-
-
 def test_an_engine_that_was_killed_is_brought_to_the_target_when_it_is_back(models: Path, tmp_path: Path) -> None:
     with EmbeddedServer(tmp_path, models / "model_a") as engine, running(tmp_path, engine) as job:
         job.serve(models / "model_b", 1)
@@ -64,13 +54,3 @@ def test_an_engine_that_was_killed_is_brought_to_the_target_when_it_is_back(mode
         engine.restart()
         job.until_engine(EngineState.IN_SYNC, after=gone.seq)
         assert served_by(engine) == before
-
-
-def test_a_service_that_was_killed_goes_on_where_it_was(models: Path, tmp_path: Path) -> None:
-    with EmbeddedServer(tmp_path, models / "model_a") as engine, running(tmp_path, engine) as job:
-        job.serve(models / "model_b", 1)
-        job.refitd.kill()
-        job.refitd.restart()
-        job.serve(models / "model_a", 2)
-        assert served_by(engine).label == "2"
-        assert [version.step for version in job.client.versions().items] == [2, 1]

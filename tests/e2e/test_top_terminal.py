@@ -29,14 +29,3 @@ def test_it_is_live_follows_the_size_of_its_window_and_ends_with_ctrl_c(environm
             shown.child.send_signal(signal.SIGINT)
             assert shown.child.wait(10) == 0
             assert "Traceback" not in shown.until(r"\x1b\[\?1049l")  # back to what was there before
-
-
-def test_the_key_q_leaves_it_at_once_and_other_keys_do_not() -> None:
-    with stand_in() as service:
-        service.runs, service.engines = [make_run()], [make_engine("gpu-0")]
-        with terminal(sys.executable, "-m", "refitd", "top", "--interval", "600", "--url", service.url) as shown:
-            shown.until("q ends this")
-            shown.press("xyz")
-            shown.press("q")
-            assert shown.child.wait(30) == 0
-            assert "Traceback" not in shown.until(r"\x1b\[\?1049l")

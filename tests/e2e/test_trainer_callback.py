@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from refitd_client.contract.states import VersionState
 from support.jobs import RUN, TOKEN, Job, running, served_by
 from support.scripts import script_ended
 from support.servers import EmbeddedServer
@@ -89,29 +88,3 @@ def test_engines_serve_what_the_trainer_has_learned(trainer: str, models: Path, 
     (tmp_path / "other").mkdir()
     with EmbeddedServer(tmp_path / "other", tmp_path / "out/last") as other:
         assert served_by(other).answer == after.answer
-
-
-@pytest.mark.thorough
-def test_every_n_steps_and_on_each_save_and_a_training_that_is_resumed_begins_a_generation(
-    models: Path, tmp_path: Path, job: Job
-) -> None:
-    train(job, models / "model_a", tmp_path / "out", TRAINER, every=2)
-    assert published(job) == [2, 3, 4]  # 3 is the save
-    train(job, models / "model_a", tmp_path / "again", TRAINER, every=None)
-    newest = job.client.versions().items[0]
-    assert (newest.generation, newest.step) == (2, 4)
-
-
-@pytest.mark.thorough  # tests/unit/trainers holds that errors="log" ends no training
-def test_what_fails_to_be_published_is_told_and_the_training_goes_on(models: Path, tmp_path: Path, job: Job) -> None:
-    other = TRAINER.replace("trainer = ", "model.resize_token_embeddings(2000); trainer = ")
-    logs, raises = (other + TWO_LINES.format(every=1, errors=errors) + TRAIN for errors in ("log", "raise"))
-    status, said = ended(job, models / "model_a", tmp_path / "out", logs + raises)
-    assert "step 4 did not reach the engines, and the training goes on" in said
-    assert {version.state for version in job.client.versions().items} == {VersionState.REJECTED}
-    assert status == 1
-    # Of the two trainings in one script the first has ended well.
-    assert said.count("trained 4") == 1
-    after = said.partition("trained 4")[2]
-    assert "refitd_client.errors.VersionRejectedError: " in after
-    assert "\ntrained" not in after

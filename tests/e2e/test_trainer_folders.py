@@ -9,8 +9,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from refitd_client.contract.naming import INDEX_NAME
-from refitd_client.contract.states import VersionState
-from support.jobs import PATIENCE, RUN, Job, running, served_by
+from support.jobs import RUN, Job, running, served_by
 from support.servers import EmbeddedServer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -68,16 +67,6 @@ def test_each_trainer_s_folders_are_served_when_they_are_complete_and_never_dele
     assert all(any("--reclaim-foreign" in why for why in item.reasons) for item in plan.items if item.version)
 
 
-def test_miles_writes_as_slime_does(models: Path, tmp_path: Path) -> None:
-    with (
-        EmbeddedServer(tmp_path, models / "model_a") as engine,
-        running(tmp_path, engine, "--trainers", "miles") as job,
-    ):
-        write_as_trainers_do(models / "model_b", job.root / RUN / "weight_v000001")
-        assert served(job, 1) == "weight_v000001"
-        assert served_by(engine).path == str(job.root / RUN / "weight_v000001")
-
-
 def test_a_slime_that_is_restarted_writes_its_steps_again_and_engines_follow(models: Path, job: Job) -> None:
     for step in (1, 2):
         write_as_trainers_do(models / "model_b", job.root / RUN / f"weight_v{step:06d}")
@@ -86,16 +75,3 @@ def test_a_slime_that_is_restarted_writes_its_steps_again_and_engines_follow(mod
     write_as_trainers_do(models / "model_a", job.root / RUN / "weight_v000001")
     assert served(job, 1, generation=2) == "weight_v000001"
     assert served_by(job.engine).answer != old.answer
-
-
-def test_areal_s_old_layout_rewrites_one_folder_which_is_announced_each_time(models: Path, job: Job) -> None:
-    folder = job.root / RUN / "weight_update"
-    answers: list[list[int]] = []
-    for step, model in ((1, "model_b"), (2, "model_a")):
-        shutil.rmtree(folder, ignore_errors=True)
-        write_as_trainers_do(models / model, folder)
-        version = job.announce(folder, step)
-        result = job.client.wait(version.id, "served", timeout=PATIENCE)
-        assert result.version.state is VersionState.SEALED, result
-        answers.append(served_by(job.engine).answer)
-    assert answers[0] != answers[1]

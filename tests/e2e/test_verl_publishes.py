@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file
 
 from refitd_client import WaitTimeoutError
-from refitd_client.contract.states import Kind
 from support.jobs import PATIENCE, RUN, TOKEN, Job, running, served_by
 from support.servers import EmbeddedServer
 from support.verl_backend import backend
@@ -49,19 +48,6 @@ def update(engine: Any, weights: dict[str, torch.Tensor], step: int) -> None:
     """The part of verl's update that rank 0 of the actor has."""
     engine.prepare()
     asyncio.run(engine.send_weights(iter(weights.items()), global_steps=step))
-
-
-def test_a_server_that_verl_started_is_added_and_follows_and_deltas_are_of_what_changed(models: Path, job: Job) -> None:
-    weights = load_file(models / "model_b/model.safetensors")
-    engine = backend_of(job, delta="auto")
-    update(engine, weights, 0)
-    assert [each.id for each in job.client.engines().items] == [f"{RUN.replace('/', '.')}.verl.sglang_server_0_0"]
-    name = next(name for name, tensor in weights.items() if tensor.ndim == 1)
-    update(engine, weights | {name: weights[name] * 2}, 1)
-    engine.close()
-    newest = job.client.versions().items[0]
-    assert (newest.step, newest.kind) == (1, Kind.DELTA)
-    assert served_by(job.engine).label == "1"
 
 
 def test_a_server_that_is_late_is_named_and_the_step_can_be_sent_again(models: Path, job: Job) -> None:

@@ -22,7 +22,7 @@ from support.adapters import write_adapter
 from support.engines import vllm_adapters
 from support.jobs import PATIENCE, Job, running
 from support.servers import API_KEY
-from support.subject import PROMPT, ignore_stage
+from support.subject import ignore_stage
 from support.vllm import VllmServer
 from support.vllm_lora import answer, call, names_of, order
 
@@ -63,13 +63,6 @@ def streamed(engine: VllmServer, adapter: str, begun: Event) -> list[int]:
                 begun.set()
     assert len(so_far) == LONG
     return so_far
-
-
-def prefix_hits(engine: VllmServer) -> float:
-    """Tokens that were taken from the prefix cache since the start."""
-    told = httpx.get(f"{engine.url}/metrics", timeout=PATIENCE, trust_env=False).raise_for_status().text
-    lines = [line for line in told.splitlines() if line.startswith("vllm:prefix_cache_hits_total")]
-    return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
 def test_requests_that_name_the_adapter_get_it_and_others_the_model(
@@ -161,37 +154,6 @@ async def test_an_adapter_that_is_bad_is_not_listed_and_the_one_before_answers_o
         await adapters.aclose()
         for listed in names_of(engine):
             call(engine, "/v1/unload_lora_adapter", {"lora_name": listed})
-
-
-async def test_the_same_step_of_another_run_is_answered_by_the_new_adapter_though_its_prefix_was_cached(
-    model: Path, tmp_path: Path, engine: VllmServer
-) -> None:
-    """As under a name that was never used: a prefix that the name's first adapter has computed is not used.
-
-    vLLM keeps prefixes by the adapter's name and folder, so both are those of before, with other files in the folder.
-    """
-    first, again = (write_adapter(tmp_path / each, model, step) for step, each in ((1, "first"), (2, "again")))
-    adapters = vllm_adapters(engine.url, name="actor", keep=2, api_key=API_KEY)
-    prompt = PROMPT * 128  # several blocks of the cache, which has blocks of 128 tokens on a CPU
-    answers: list[list[int]] = []
-    found: list[str | None] = []
-    try:
-        for label, folder in (("5", first), ("6", again), ("5", first)):
-            done = await adapters.refit(Target(path=str(folder), label=label), ignore_stage)
-            assert (done.outcome, done.reason) == (Outcome.ACK, None)
-            found.append(done.fingerprint)
-            answers.append(answer(engine, f"actor-v{label}", prompt))
-            before = prefix_hits(engine)
-            assert answer(engine, f"actor-v{label}", prompt) == answers[-1]
-            assert prefix_hits(engine) > before, "nothing was shown: no cached prefix was used"
-            if folder == again:
-                shutil.copytree(again, first, dirs_exist_ok=True)
-    finally:
-        await adapters.aclose()
-        for listed in names_of(engine):
-            call(engine, "/v1/unload_lora_adapter", {"lora_name": listed})
-    assert answers[2] == answers[1] != answers[0]
-    assert found[2] != found[0]
 
 
 async def test_an_adapter_that_changes_nothing_yet_is_served_and_one_that_did_not_come_is_not(

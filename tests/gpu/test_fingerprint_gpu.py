@@ -5,8 +5,6 @@
 Skipped without CUDA. `-s` shows the rates, which no test depends on.
 """
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,7 +25,6 @@ from refitd_client.delta.shadow import HostShadow, Shadow  # noqa: E402
 from refitd_client.fingerprint import ScanInput, device, fingerprints, kernel, scan, share  # noqa: E402
 from refitd_client.fingerprint.device import Listed, Rows, whole_tensor  # noqa: E402
 from refitd_client.fingerprint.host import ROW  # noqa: E402
-from refitd_client.fingerprint.tensors import ElementRows, PartPlace  # noqa: E402
 from refitd_client.tensors import DTYPES as NAMES  # noqa: E402
 from refitd_client.tensors import Casts  # noqa: E402
 
@@ -70,12 +67,6 @@ def test_a_tensor_of_more_than_two_to_the_31_elements() -> None:
     assert by_kernel(tensor) == (before + shift) % 2**64
 
 
-def test_many_tensors_on_two_places_come_back_in_order() -> None:
-    tensors = [random_tensor(torch.bfloat16, 5000 + n) for n in range(20)]
-    mixed = [each if n % 3 else each.cpu() for n, each in enumerate(tensors)]
-    assert fingerprints(mixed) == fingerprints([each.cpu() for each in tensors])
-
-
 @pytest.mark.parametrize("dtype", DTYPES[:-1], ids=str)
 def test_what_is_not_finite_is_counted_as_on_the_host(dtype: Any) -> None:
     """Random bits hold some of everything; tensors that begin anywhere, and of all lengths, in one launch."""
@@ -95,34 +86,6 @@ def changing_state() -> dict[str, Any]:
     state["long"] = torch.randn(20_000, device="cuda", dtype=torch.float64)
     state["empty"] = torch.empty(0, 3, device="cuda")
     return state
-
-
-@pytest.mark.parametrize("kind", [delta_device.DeviceShadow, delta_device.StreamShadow])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_what_changed_in_parts_is_said_of_the_whole_tensors_as_without_kernels(
-    kind: Callable[..., Shadow], dtype: Any
-) -> None:
-    """Rows, columns, strips of three elements, and a tensor whose indices take 64 bits."""
-    strips = {
-        "rows": [ElementRows(2**20, 2**18)],
-        "columns": [ElementRows(512, 1024, rows=700, pitch=4096)],
-        "uneven": [ElementRows(5, 3, rows=4000, pitch=640), ElementRows(2**22 + 1, 70001)],
-    }
-    elements = {"rows": 2**34, "columns": 2**22, "uneven": 2**23}
-    places = {name: PartPlace(each, elements[name]) for name, each in strips.items()}
-    now = {name: torch.randn(sum(one.count for one in each)).to(dtype) for name, each in strips.items()}
-    shadow, plain = kind(places), delta_device.DeviceShadow(places)
-    shadow.keep(sources_of({name: each.cuda() for name, each in now.items()}))
-    plain.keep(sources_of(now))
-    for _ in range(2):
-        for each in now.values():
-            each[torch.randint(0, each.numel(), (each.numel() // 50,))] += 1
-        found = shadow.find(sources_of({name: each.cuda() for name, each in now.items()}), 10**8)
-        wanted = plain.find(sources_of(now), 10**8)
-        assert (found.count, found.shifts, found.nonfinite) == (wanted.count, wanted.shifts, wanted.nonfinite)
-        for name, each in wanted.found.items():
-            assert np.array_equal(found.found[name].indices, each.indices)
-            assert np.array_equal(found.found[name].values, each.values)
 
 
 @pytest.mark.parametrize("kind", [delta_device.DeviceShadow, delta_device.StreamShadow])
@@ -157,21 +120,6 @@ def test_a_shadow_finds_what_changed(kind: type[Shadow], share: float, monkeypat
 
 
 @pytest.mark.parametrize("kind", [delta_device.DeviceShadow, delta_device.StreamShadow])
-def test_with_too_many_changes_the_shadow_is_brought_up_to_date_all_the_same(kind: type[Shadow]) -> None:
-    state = changing_state()
-    shadow = kind()
-    shadow.keep(sources_of(state))
-    for tensor in state.values():
-        tensor.add_(1)
-    changes = shadow.find(sources_of(state), 1000)
-    assert changes.count > 1000
-    assert changes.found == {}
-    assert changes.anew == dict(zip(state, fingerprints(list(state.values())), strict=True))
-    assert shadow.find(sources_of(state), 1000).count == 0
-    shadow.close()
-
-
-@pytest.mark.parametrize("kind", [delta_device.DeviceShadow, delta_device.StreamShadow])
 def test_fingerprints_follow_changes_whose_index_takes_all_of_32_bits(kind: type[Shadow]) -> None:
     """From 2^31 on an index is negative to who takes its bits for a signed number."""
     size, places = 2**31 + 10_000, [5, 2**31 - 1, 2**31, 2**31 + 4097, 2**31 + 9999]
@@ -192,40 +140,3 @@ def test_fingerprints_follow_changes_whose_index_takes_all_of_32_bits(kind: type
 
 def sources_of(state: dict[str, Any]) -> list[Any]:
     return [torch_tensors.torch_source(name, tensor, Casts()) for name, tensor in state.items()]
-
-
-def test_rates() -> None:
-    """Shown and not judged: 3 GB of bf16 in 300 tensors, 1 % changed."""
-    state = {f"w{n}": torch.randn(5_000_000, device="cuda", dtype=torch.bfloat16) for n in range(300)}
-    sources = sources_of(state)
-    size = sum(tensor.nbytes for tensor in state.values())
-    rule = rule_of("BF16")
-    look = _milliseconds(lambda: scan(ScanInput(tensor, rule) for tensor in state.values()))
-    print(f"\nfingerprints and NaN: {look} ms for {size / 1e9:.2f} GB")
-    for kind in (delta_device.DeviceShadow, delta_device.StreamShadow):
-        shadow = kind()
-        shadow.keep(sources)
-
-        def turn(shadow: Shadow = shadow) -> None:
-            shadow.find(sources, 2**62)
-
-        print(f"{kind.__name__}.find: {_milliseconds(turn, lambda: _change(state))} ms")
-        shadow.close()
-
-
-def _change(state: dict[str, Any]) -> None:
-    for tensor in state.values():
-        at = torch.randint(0, tensor.numel(), (tensor.numel() // 100,), device="cuda")
-        tensor[at] += 1
-
-
-def _milliseconds(work: Any, prepare: Any = lambda: None) -> list[float]:
-    taken: list[float] = []
-    for _ in range(5):
-        prepare()
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        work()
-        torch.cuda.synchronize()
-        taken.append(round((time.perf_counter() - began) * 1000, 1))
-    return taken

@@ -7,9 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from refitd_client.checkpoint.finite import NO_RULE, rule_of
-from refitd_client.fingerprint import fingerprints
-from refitd_client.transport.memory import LayoutCache
 from refitd_client.transport.offer_file import ExportedTensors
 from support.exporting import offer_of
 
@@ -90,27 +87,3 @@ def test_tensors_of_another_gpu_than_the_current_one_are_lent() -> None:
 
 def weights() -> dict[str, torch.Tensor]:
     return {name: torch.randn(shape, device="cuda").bfloat16() for name, shape in SHAPES.items()}
-
-
-def test_what_is_offered_again_is_looked_at_where_it_lies_and_has_the_same_fingerprints() -> None:
-    tensors, layouts = weights(), LayoutCache()
-    rules = [rule_of("BF16")] * len(tensors)
-    first = layouts.prepare(tensors, rules).offer("run~v000001", [0] * len(tensors))
-    for number in range(3):  # steps in place
-        tensors["large"].view(torch.int16)[0, 0] = number
-        looked = layouts.prepare(tensors, rules)
-        assert [each.fingerprint for each in looked.scan()] == fingerprints(tensors.values())
-        assert looked.offer("run~v000002", [0] * len(tensors)).layout is first.layout
-    tensors["odd"][3] = torch.inf
-    assert [each.nonfinite for each in layouts.prepare(tensors, rules).scan()] == [0, 0, 1, 0]
-
-
-def test_memory_that_was_given_back_is_another_though_it_is_at_the_same_address() -> None:
-    tensors, layouts = {"w": torch.zeros(64 * 2**20, dtype=torch.uint8, device="cuda")}, LayoutCache()
-    first = layouts.prepare(tensors, [NO_RULE]).offer("run~v000001", [0])
-    torch.cuda.synchronize()
-    address = tensors.pop("w").data_ptr()
-    torch.cuda.empty_cache()
-    tensors["w"] = torch.zeros(64 * 2**20, dtype=torch.uint8, device="cuda")
-    again = layouts.prepare(tensors, [NO_RULE]).offer("run~v000001", [0])
-    assert again.layout != first.layout, (address, tensors["w"].data_ptr())

@@ -8,7 +8,6 @@ Skipped without CUDA.
 import shutil
 import tempfile
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,15 +42,11 @@ from refitd_plugin.memory.driver import Registry  # noqa: E402
 from refitd_plugin.memory.imported import ImportedAllocation  # noqa: E402
 from refitd_plugin.memory.source import VersionPlace, mapped  # noqa: E402
 from refitd_plugin.proof.contents import (  # noqa: E402
-    Overlap,
-    SeenContents,
     contents_of,
     digest,
-    parts_of,
-    span_of,
 )
 from refitd_plugin.update.recorder import PlanCopy  # noqa: E402
-from support.mini_sglang import TinyModel, expected, tiny_weights, values  # noqa: E402
+from support.mini_sglang import expected, tiny_weights, values  # noqa: E402
 from support.tiny_rank import Rank, delta, version  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -197,87 +192,6 @@ def test_copies_from_the_memory_of_the_same_gpu_are_torchs_copies() -> None:
         torch.cuda.synchronize()
         assert same(wanted.cpu(), target)
         assert same(expected.cpu(), end)
-
-
-def test_what_is_larger_than_a_pinned_buffer_goes_through_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copy_schedule, "_BUFFER_BYTES", 2**20)
-    source = bits(torch.bfloat16, 3000 * 1000).view(3000, 1000)
-    target = torch.zeros_like(source, device="cuda")
-    for step in copy_schedule.buffered(lambda: [(target, source)]).steps:
-        step()
-    torch.cuda.synchronize()
-    assert same(source, target)
-
-
-def test_memory_that_is_there_counts_as_there() -> None:
-    assert driver.is_mapped(torch.zeros(10, device="cuda").data_ptr())
-
-
-def test_fingerprints_beside_copies_are_those_of_before_and_after() -> None:
-    """Also where it breaks off: all that is to be put back is known."""
-    held, new = ([bits(torch.bfloat16, 3 * ROW + 40 * number) for number in range(20)] for _ in range(2))
-    tensors = [tensor.cuda() for tensor in held]
-    pinned = [tensor.pin_memory() for tensor in new]
-    watched = [*tensors, tensors[3][ROW:], torch.zeros(5, device="cuda")]
-    writes = [(tensor.nbytes, span_of(tensor)) for tensor in tensors]
-    overlap = Overlap(parts_of(writes, [span_of(tensor) for tensor in watched], 4), watched)
-    steps = [partial(target.copy_, source, non_blocking=True) for target, source in zip(tensors, pinned, strict=True)]
-    for turn in range(3):
-        before, seen = fingerprints(watched), SeenContents()
-        overlap.begin(steps, seen)
-        for tensor in tensors:
-            tensor.zero_()  # what comes after it along the stream is not seen
-        seen.wait()
-        for target, source in zip(tensors, new, strict=True):
-            target.copy_(source)
-        assert (seen.before, seen.after) == (before, fingerprints(watched))
-        assert all(same(*pair) for pair in zip(new, tensors, strict=True))
-        for target, source in zip(tensors, held, strict=True):
-            target.copy_(source)
-        broken = [*steps[:turn], lambda: 1 / 0, *steps[turn + 1 :]]
-        before, seen = fingerprints(watched), SeenContents()
-        with pytest.raises(ZeroDivisionError):
-            overlap.begin(broken, seen)
-        assert (seen.before, seen.after) == (before, None)
-        for target, source in zip(tensors, held, strict=True):
-            target.copy_(source)
-
-
-@pytest.mark.parametrize("failing", [False, True])
-def test_a_whole_update_of_plain_copies_is_watched(
-    folder: Path, failing: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A model whose loader computes nothing; and what a failure in the midst of it leaves."""
-
-    class Plain(TinyModel):
-        def _load_norm(self, tensor: Any) -> None:
-            self.norm.data.copy_(tensor)
-
-        def _load_embed(self, tensor: Any) -> None:
-            self.embed.data[:5].copy_(tensor)
-
-    root, startup = folder / "root", folder / "startup"
-    (root / ".refitd").mkdir(parents=True)
-    startup.mkdir()
-    save_file(tiny_weights(0), startup / "model.safetensors")
-    rank = Rank(startup, device="cuda")
-    rank.model.__class__ = Plain
-    assert rank.answer(version(root, 1, fingerprints=True)).how == "load"
-    rank.engine.loading.plan.proven = True  # what pads the vocabulary is not written, and stays
-    for step in (2, 3):
-        path = version(root, step, fingerprints=True)
-        if failing and step == 3:  # before it is made ready: a road has the driver's call with it
-            monkeypatch.setattr(copy_schedule.driver, "to_device", lambda *_: 1 / 0)
-        assert rank.engine.prepare(str(path)).watches
-        if failing and step == 3:
-            held = contents_of(rank.model)
-            assert rank.answer(path).outcome is UpdateOutcome.RESTORED
-            assert contents_of(rank.model) == held
-            return
-        answer = rank.answer(path)
-        assert (answer.outcome, answer.how, answer.proved) == (UpdateOutcome.SERVED, "replay", 7)
-        assert answer.contents == digest(contents_of(rank.model))
-        assert values(rank.model)["qkv"] == expected(tiny_weights(step))["qkv"]
 
 
 @pytest.mark.parametrize("registers", [True, False])

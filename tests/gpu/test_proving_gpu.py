@@ -18,10 +18,8 @@ if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 pytest.importorskip("triton")
 
-from refitd_client.fingerprint.device import bits_at  # noqa: E402
 from refitd_plugin.memory.driver import Registry  # noqa: E402
-from refitd_plugin.memory.source import VersionSource  # noqa: E402
-from refitd_plugin.proof.proving import DeviceReader, HostReader, Staged, VersionProver  # noqa: E402
+from refitd_plugin.proof.proving import DeviceReader, HostReader, VersionProver  # noqa: E402
 from support.provable import NAN, damage, published, weights  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -75,27 +73,3 @@ def test_a_buffer_that_a_load_still_copies_from_is_not_written(root: Path) -> No
     assert (proof.fault, staged) == ("", None)
     del kept
     assert proves.prove(second)[1] is not None
-
-
-def test_what_is_staged_is_the_file_byte_for_byte(root: Path) -> None:
-    source = published(root, 1, weights())
-    _, staged = prover(stage=True).prove(source)
-    assert staged is not None
-    is_the_file(staged, source)
-
-
-def is_the_file(staged: Staged, source: VersionSource) -> None:
-    """What is on the GPU is what the files hold."""
-    for name, file in staged.items():
-        size = source.structure.files[name].size
-        found = bits_at(file.address, size, 1, torch.device("cuda:0")).cpu().numpy().tobytes()
-        assert found == (source.place.folder / name).read_bytes()
-
-
-@pytest.mark.parametrize("stage", [False, True])
-def test_each_rank_of_two_reads_its_share_and_copies_nothing(root: Path, stage: bool) -> None:
-    device, source = torch.device("cuda:0"), published(root, 1, weights())
-    for rank in range(2):
-        proof, staged = VersionProver(DeviceReader(device, Registry(), stage=stage), rank, 2).prove(source)
-        expected, _ = VersionProver(HostReader(), rank, 2).prove(source)
-        assert (proof.fault, proof.tensors, proof.digest, staged) == ("", expected.tensors, expected.digest, None)

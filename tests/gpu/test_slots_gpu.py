@@ -3,10 +3,8 @@
 PYTHONPATH=client:tests python -m pytest -c /dev/null --rootdir . --noconftest tests/gpu/test_slots_gpu.py -q
 """
 
-import mmap
 import shutil
 import tempfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,6 @@ from safetensors.torch import load_file
 from refitd_client import InvalidWeightsError, Publication, PublishOptions, WeightPublisher
 from refitd_client.contract.naming import slots_path
 from refitd_client.write import cuda
-from support import durable_effects
 from support.handed_back import hand_back
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
@@ -140,68 +137,3 @@ def test_a_value_that_is_not_finite_is_refused_and_its_slot_thrown_away(
         _publish(publisher, weights, 2, block)
     assert list((root / slots_path("run")).iterdir()) == []
     expect(publisher.publish(state(3), step=3).path, state(3))
-
-
-def test_without_registration_copies_go_through_buffers(
-    root: Path, publisher: WeightPublisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cuda, "register", lambda *_, **__: None)
-    for step in (1, 2, 3):
-        path = publisher.publish(state(step), step=step).path
-        expect(path, state(step))
-        hand_back(root, path)
-
-
-def test_next_to_no_memory_of_the_gpu_is_taken_for_contiguous_tensors(root: Path, publisher: WeightPublisher) -> None:
-    """A table of what the kernel looks at: 4 bytes for 4096 elements."""
-    weights = {f"w{number}": torch.randn(1024, 1024, device="cuda") for number in range(64)}
-    hand_back(root, publisher.publish(weights, step=1).path)
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    publisher.publish(weights, step=2)
-    assert torch.cuda.max_memory_allocated() - before <= 2**18
-
-
-def test_tensors_of_several_gpus_go_into_one_version(root: Path, publisher: WeightPublisher) -> None:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("there is one GPU")
-    weights = {f"w{index}": torch.randn(3000, 3000, device=f"cuda:{index}") for index in range(2)}
-    hand_back(root, publisher.publish(weights, step=1).path)
-    expect(publisher.publish(weights, step=2).path, weights)
-
-
-def test_numpy_weights_go_the_way_of_host_memory(root: Path, publisher: WeightPublisher) -> None:
-    publisher.publish(durable_effects.weights(1), step=1)
-
-
-def test_memory_that_cannot_be_registered_is_no_error_of_the_next_kernel() -> None:
-    """The runtime remembers its last error, and torch raises it at the next launch, in the trainer's own code."""
-    memory = mmap.mmap(-1, 2**20)
-    here = torch.device("cuda", torch.cuda.current_device())
-    done = cuda.register(memory, here)
-    assert done is not None
-    assert cuda.register(memory, here) is None, "it is already"
-    assert (torch.ones(3, device="cuda") + 1).sum().item() == 6
-    done[1]()
-    again = cuda.register(memory, here)
-    assert again is not None
-    again[1]()
-
-
-def test_a_thread_that_has_never_seen_a_gpu_registers_and_lets_go() -> None:
-    """As that which goes on with a staged version."""
-    torch.ones(1, device="cuda")
-    memory = torch.frombuffer(mmap.mmap(-1, 2**20), dtype=torch.uint8)
-    errors: list[int] = []
-
-    def register() -> None:
-        errors.append(cuda.pin(memory.data_ptr(), memory.numel(), 0))
-
-    for work in (register, lambda: cuda.unpin(memory.data_ptr(), 0), register):
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-    assert errors == [0, 0]
-    assert memory.is_pinned()
-    cuda.unpin(memory.data_ptr(), 0)

@@ -8,7 +8,6 @@ Skipped without CUDA. `-s` shows the rates, which no test depends on.
 import random
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -88,64 +87,12 @@ def test_strips_add_what_their_elements_add_wherever_they_begin_and_whatever_lie
     assert found == [expected(some)] * 3
 
 
-@pytest.mark.parametrize("width", [1, 2, 4, 8])
-@pytest.mark.parametrize("rows", [1, 2, TALL + 1])
-def test_one_strip_alone_and_one_element_alone(width: int, rows: int) -> None:
-    """A list of one line, for which triton must not compile a variant of its own."""
-    bits = torch.randint(0, 256, (rows * 3 * width,), dtype=torch.uint8, device=DEVICE).view(INTEGERS[width])
-    where = ElementRows(ROW - 1, 2, rows, 5)
-    view = bits.view(rows, 3)[:, :2]
-    scan = StripScan([MemoryStrip(view.data_ptr(), width, where, 3, 1)], DEVICE)
-    assert scan.begin()() == part_scans([PartInput(flat_bits(view).cpu(), [where])])
-
-
 def test_a_strip_of_more_than_two_to_the_31_elements_between_its_rows() -> None:
     bits = torch.randint(0, 256, (2**31 + 100,), dtype=torch.uint8, device=DEVICE)
     where = ElementRows(7, 50, 2, 2**33 + 11)
     view = bits.as_strided((2, 50), (2**31 + 13, 1))
     scan = StripScan([MemoryStrip(view.data_ptr(), 1, where, 2**31 + 13, 1)], DEVICE)
     assert scan.begin()() == part_scans([PartInput(flat_bits(view).cpu(), [where])])
-
-
-def test_after_the_first_time_nothing_is_allocated_on_the_gpu_and_nothing_is_waited_for() -> None:
-    some = drawn(99)
-    scan = StripScan([one.strip for one in some], DEVICE)
-    scan.begin()()
-    before = torch.cuda.memory_stats()["allocation.all.allocated"]
-    end = scan.begin()
-    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
-    assert end() == expected(some)
-
-
-def test_work_along_the_stream_comes_before() -> None:
-    view = torch.zeros(4096, 512, dtype=torch.int16, device=DEVICE)
-    where = ElementRows(512, 512, 4096, 4096)
-    stream = torch.cuda.Stream(DEVICE)
-    scan = StripScan([MemoryStrip(view.data_ptr(), 2, where, 512, 1)], DEVICE)
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(50_000_000)
-        view.fill_(77)
-        found = scan.begin()()  # waits for this stream
-    assert found == part_scans([PartInput(torch.full((4096 * 512,), 77, dtype=torch.int16), [where])])
-
-
-def test_rates() -> None:
-    """Of columns of matrices of 8192 by 28672, as eight ranks have them; and of rows."""
-    weights = torch.randint(-(2**15), 2**15, (2**30,), dtype=torch.int16, device=DEVICE)
-    for name, where, pitch in (
-        ("columns", ElementRows(3584, 3584, 8192, 28672), 3584),
-        ("narrow columns", ElementRows(64, 128, 2**18, 1024), 128),
-        ("rows", ElementRows(8192 * 3584, 8192 * 3584), 0),
-    ):
-        count = 2**30 // where.count
-        strips = [MemoryStrip(weights.data_ptr() + 2 * n * where.count, 2, where, pitch, 1) for n in range(count)]
-        scan = StripScan(strips, DEVICE)
-        scan.begin()()
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        scan.begin()()
-        took = time.perf_counter() - began
-        print(f"{name}: {2 * count * where.count / took / 1e9:.0f} GB/s, {took * 1000:.2f} ms")
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import subprocess
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -23,14 +22,12 @@ VERBS = [
     "soak",
     "chaos",
     "bench",
-    "bench-paint",
     "bench-gpu",
-    "bench-plan",
 ]
 VERBS += [
-    "density",
     "sglang",
     "vllm",
+    "stores",
     "lowest",
     "areal",
     "trainers",
@@ -58,16 +55,6 @@ def test_every_verb_is_phony() -> None:
 
 
 @needs_make
-def test_what_make_starts_keeps_its_bytecode() -> None:
-    """Otherwise every process of the tests compiles all modules of refitd again."""
-    order = ["make", "--no-print-directory", "--eval", "shown:; @env", "shown"]
-    given = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
-    said = subprocess.run(order, cwd=TREE, env=given, capture_output=True, text=True, check=True).stdout
-    assert "PATH=" in said
-    assert "PYTHONDONTWRITEBYTECODE" not in said
-
-
-@needs_make
 def test_clean_removes_only_what_make_made() -> None:
     said = subprocess.run(["make", "-n", "clean"], cwd=TREE, capture_output=True, text=True, check=True).stdout
     removed = re.findall(r"^rm -rf (.+)$", said, re.MULTILINE)
@@ -90,8 +77,8 @@ def test_make_thorough_runs_in_the_same_folders_what_make_test_and_make_reliabil
     assert not [file for file in (TREE / "tests/unit").rglob("*.py") if "pytest.mark.thorough" in file.read_text()]
     stages = [line for line in quick.splitlines() if "tests/stage " in line]
     assert all("-m '$(QUICK)'" in line for line in stages)
-    assert "QUICK = not thorough and not sglang and not vllm\n" in (TREE / "Makefile").read_text()
-    assert "-m '(thorough or points) and not sglang and not vllm'" in rest
+    assert "QUICK = not thorough and not sglang and not vllm and not stores\n" in (TREE / "Makefile").read_text()
+    assert "-m '(thorough or points) and not sglang and not vllm and not stores'" in rest
 
 
 def test_make_vllm_runs_in_all_folders_that_have_tests_of_a_real_vllm() -> None:
@@ -112,7 +99,7 @@ def test_ci_runs_the_verbs_that_a_person_runs() -> None:
         " ".join(re.findall(r'"([^"]+)"', line)) for line in re.findall(r"^beside .*$", script, re.MULTILINE)
     )
     verbs = {"check", "docs", "test", "reliability", "thorough", "simulation", "fuzz", "browser"}
-    others = {"sglang", "vllm", "lowest", "areal", "trainers", "venv", "chromium", "environments"}
+    others = {"sglang", "vllm", "stores", "lowest", "areal", "trainers", "venv", "chromium", "environments"}
     assert set(lanes.split()) == verbs | others
     assert '*) make "$1" ;;' in script
 
@@ -120,7 +107,7 @@ def test_ci_runs_the_verbs_that_a_person_runs() -> None:
 def test_ci_takes_of_reliability_all_but_the_points_that_thorough_takes_whole() -> None:
     script = (TREE / ".ci/run").read_text()
     assert """reliability) make reliability "$again -m 'not (thorough or points or sglang)'" ;;""" in script
-    assert "-m '(thorough or points) and not sglang and not vllm'" in (TREE / "Makefile").read_text()
+    assert "-m '(thorough or points) and not sglang and not vllm and not stores'" in (TREE / "Makefile").read_text()
 
 
 def test_the_workflow_runs_verbs_alone_each_with_the_python_of_its_job() -> None:
@@ -130,52 +117,6 @@ def test_the_workflow_runs_verbs_alone_each_with_the_python_of_its_job() -> None
     assert runs == ["make ${{ matrix.verb }}", "make unit"]
     assert set(re.findall(r"\w+", re.findall(r"verb: \[(.+)\]", workflow)[0])) <= set(VERBS)
     assert re.search(r"^env:\n(?:  .+\n)*  PYTHON: python\b", workflow, re.MULTILINE)
-
-
-def test_ci_takes_what_simulation_and_fuzzers_find_the_first_time() -> None:
-    arm = re.search(r"^ +(.+)\) make \"\$1\" \"\$again\"", (TREE / ".ci/run").read_text(), re.MULTILINE)
-    assert arm is not None
-    assert arm[1].split(" | ") == ["test", "thorough", "browser", "sglang", "vllm", "areal", "trainers", "lowest"]
-
-
-def test_the_package_pins_torch_for_nobody() -> None:
-    project = tomllib.loads((TREE / "pyproject.toml").read_text())["project"]
-    assert not [name for name in project["dependencies"] if name.startswith("torch")]
-    wanted = {
-        name for extra in project["optional-dependencies"].values() for name in extra if re.match(r"torch\b", name)
-    }
-    assert wanted
-    assert all(re.fullmatch(r"torch>=[\d.]+", name) for name in wanted)
-
-
-def test_the_version_of_torch_is_written_in_one_place() -> None:
-    version = re.findall(r"^torch==([\d.]+)$", (TREE / "constraints.txt").read_text(), re.MULTILINE)
-    assert len(version) == 1
-    for name in ("Makefile", "deploy/Dockerfile", "deploy/install-torch", "deploy/make-venv"):
-        assert version[0] not in (TREE / name).read_text(), name
-
-
-def test_a_place_without_python_is_told_what_to_install(tmp_path: Path) -> None:
-    said = subprocess.run(
-        [TREE / "deploy/make-venv", tmp_path / "venv"],
-        env={"PATH": "/usr/bin:/bin", "PYTHON": "/nowhere/python"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert said.returncode == 1
-    assert "apt-get install python3 python3-venv" in said.stderr
-    assert said.stderr.count("\n") == 1
-    assert not (tmp_path / "venv").exists()
-
-
-def test_an_environment_that_make_did_not_make_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "venv").mkdir()
-    (tmp_path / "venv" / "mine").touch()
-    said = subprocess.run([TREE / "deploy/make-venv", tmp_path / "venv"], capture_output=True, text=True, check=False)
-    assert said.returncode == 1
-    assert "make clean" in said.stderr
-    assert (tmp_path / "venv" / "mine").exists()
 
 
 STUB = """#!/bin/bash
@@ -250,15 +191,3 @@ def test_stages_run_side_by_side_and_the_first_that_fails_ends_the_others(tmp_pa
     finally:
         os.close(waits)
     assert (failed.returncode, failed.stdout) == (1, "interrupted\n")
-
-
-def test_a_stage_that_is_interrupted_says_nothing_after_the_one_that_failed(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "begun")
-    os.mkfifo(tmp_path / "never")
-    waits = os.open(tmp_path / "never", os.O_RDWR)
-    try:
-        order = "trap 'echo much; exit 2' INT; echo > begun; read -t 60 < never"
-        failed = beside(tmp_path, f'{TREE}/tests/stage unit bash -c "{order}"', "read < begun; echo why; exit 1")
-    finally:
-        os.close(waits)
-    assert (failed.returncode, failed.stdout) == (1, "why\n")

@@ -22,13 +22,6 @@ def selectors(expression: str) -> list[Selector]:
     return list(_selectors(promql_parser.parse(text)))
 
 
-def grouped_by(expression: str) -> set[str]:
-    """The labels that an expression groups or joins by."""
-    return {
-        label.strip() for group in re.findall(r"\b(?:by|on)\s*\(([^)]*)\)", expression) for label in group.split(",")
-    }
-
-
 def _selectors(node: Any) -> Iterator[Selector]:
     if isinstance(node, promql_parser.VectorSelector):
         matchers = tuple((each.name, str(each.op), each.value) for each in node.matchers.matchers)

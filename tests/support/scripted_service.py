@@ -1,11 +1,8 @@
 """An HTTP server that answers as a test tells it to, and remembers what it was asked."""
 
 import json
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -13,6 +10,7 @@ import msgspec
 
 from refitd_client.contract.states import Kind, VersionState, WaitOutcome
 from refitd_client.contract.wire import EngineOnVersion, Problem, Version, VersionPage, WaitResult
+from support.scripted_server import Seen, answer, serve
 
 
 @dataclass(frozen=True)
@@ -44,45 +42,23 @@ class ScriptedService:
     requests: list[Request] = field(default_factory=list)
 
     def __enter__(self) -> Self:
-        service = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def handle_any(self) -> None:
-                url = urlsplit(self.path)
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                request = Request(
-                    self.command, url.path, url.query, self.headers["Authorization"], json.loads(body) if body else None
-                )
-                if (request.method, request.path) == ("GET", "/v1/versions"):
-                    known = [] if service.newest is None else [service.newest]
-                    status, answer = 200, VersionPage(items=known, root=service.root)
-                else:
-                    service.requests.append(request)
-                    status, answer = service.answer(service.requests)
-                data = msgspec.json.encode(answer)
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            do_GET = do_POST = handle_any  # noqa: N815
-
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
-        self.port = self._server.server_address[1]
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
-        self._thread.start()
+        self._served = serve(self._step, port=self.port)
+        self.port = urlsplit(self._served.__enter__().url).port or 0
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+    def __exit__(self, *raised: Any) -> None:
+        self._served.__exit__(*raised)
+
+    def _step(self, handler: Any) -> None:
+        seen: Seen = handler.seen
+        url, body = urlsplit(seen.path), json.loads(seen.body) if seen.body else None
+        if (seen.method, url.path) == ("GET", "/v1/versions"):
+            known = [] if self.newest is None else [self.newest]
+            status, said = 200, VersionPage(items=known, root=self.root)
+        else:
+            self.requests.append(Request(seen.method, url.path, url.query, seen.headers.get("authorization"), body))
+            status, said = self.answer(self.requests)
+        answer(status, msgspec.json.encode(said))(handler)
 
     @property
     def url(self) -> str:

@@ -71,18 +71,6 @@ async def test_from_a_to_b_and_back_gives_the_same_answers_and_fingerprint_as_be
     assert await subject.answer() == answer
 
 
-async def test_an_acknowledged_target_is_what_the_server_names_by_path_and_label(subject: Subject) -> None:
-    refit = await subject.refit("b_sharded", "41")
-    assert refit.outcome is Outcome.ACK
-    assert await subject.named() == (str(subject.path("b_sharded")), "41")
-
-
-async def test_a_trial_passes_on_a_good_model_and_tells_the_label_that_answers(subject: Subject) -> None:
-    await subject.refit("model_b", "7")
-    assert await subject.engine.trial("7") is None
-    assert "'7'" in (await subject.engine.trial("8") or "")
-
-
 async def test_a_trial_of_a_bad_canary_tells_what_is_wrong(subject: Subject) -> None:
     """The files of a version can be in order and its numbers nonsense: this is what the canary is for."""
     refit = await subject.refit("bad_nan", "9")
@@ -91,13 +79,6 @@ async def test_a_trial_of_a_bad_canary_tells_what_is_wrong(subject: Subject) -> 
     await subject.refit("model_a", "10", repairs=True)
     assert fault is not None
     assert "trial" in fault
-
-
-async def test_stages_come_in_order_and_are_timed(subject: Subject) -> None:
-    stages: list[Stage] = []
-    refit = await subject.engine.refit(subject.target("model_a", "5"), stages.append)
-    assert tuple(stages) == subject.habits.stages
-    assert refit.timings.keys() == {stage.value for stage in stages}
 
 
 async def test_an_engine_with_unknown_contents_is_not_resumed_by_a_repair_that_it_refuses(subject: Subject) -> None:
@@ -186,13 +167,6 @@ async def test_an_answer_says_which_of_its_tokens_which_version_generated(subjec
     before, after = spans(await asked, run="run")
     assert (before.version, after.version) == ("run~v000001", "run~v000002")
     assert (before.start, before.end, after.end) == (0, after.start, TOKENS)
-
-
-async def test_resume_is_harmless_on_an_engine_that_is_not_paused(subject: Subject) -> None:
-    await subject.refit("model_a", "1")
-    assert await subject.engine.resume()
-    assert await subject.engine.resume()
-    assert await subject.answer()
 
 
 async def test_an_engine_that_its_trainer_holds_paused_is_updated_and_the_trainer_resumes_it_last(

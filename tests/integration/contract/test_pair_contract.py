@@ -6,20 +6,17 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 import uvicorn
 
 from refitd.engine.kind import EngineAccess
-from refitd.engine.port import EnginePort, Outcome, Reached, Target
+from refitd.engine.port import EnginePort, Outcome, Target
 from refitd.engine.registry import EngineSpec, connector
 from refitd_embedded.engine import EmbeddedEngine
 from refitd_embedded.server import ReplicaServer, create_app
 from refitd_embedded.weights import CheckpointError, Write
-from support.embedded_kit import PROMPT, checkpoint, open_engine
+from support.embedded_kit import checkpoint, open_engine
 from support.subject import ignore_stage
-
-LONG = 400  # tokens: more than an update takes
 
 
 @pytest.fixture(scope="module")
@@ -63,33 +60,6 @@ async def pair(models: Path, **options: bool) -> AsyncIterator[tuple[list[Embedd
         adapter = connect(EngineSpec(url=urls[0], pair=(urls[1],)))
         stack.push_async_callback(adapter.aclose)
         yield engines, urls, adapter
-
-
-async def tokens(url: str, count: int = 4) -> int:
-    body = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": count, "ignore_eos": True}}
-    async with httpx.AsyncClient(timeout=60.0) as client:
-        reply = await client.post(f"{url}/generate", json=body)
-    return len(reply.raise_for_status().json()["output_ids"])
-
-
-async def test_both_are_loaded_together_requests_under_way_end_and_both_generate_again(models: Path) -> None:
-    async with pair(models) as (engines, urls, adapter):
-        seen = await adapter.probe()
-        assert isinstance(seen, Reached)
-        assert (seen.weight_version, seen.obstacles) == ("default", ())
-        busy = [asyncio.create_task(tokens(url, LONG)) for url in urls]
-        for engine in engines:
-            await engine.scheduler.stepped.until(lambda engine=engine: engine.scheduler.tokens_out > 0)
-        done = await adapter.refit(Target(path=str(models / "b"), label="7"), ignore_stage)
-        assert (done.outcome, done.resumed, done.reason) == (Outcome.ACK, True, None)
-        assert all(count < LONG for count in await asyncio.gather(*busy)), "keys and values outlived the update"
-        assert [await tokens(url) for url in urls] == [4, 4]
-        sums = [await engine.checksums() for engine in engines]
-        assert sums[0] == sums[1]
-        assert await adapter.fingerprint(done.fingerprint) == done.fingerprint
-        seen = await adapter.probe()
-    assert isinstance(seen, Reached)
-    assert (seen.model_path, seen.weight_version) == (str(models / "b"), "7")
 
 
 async def test_half_a_load_leaves_both_paused_and_a_repair_brings_both_back(models: Path) -> None:

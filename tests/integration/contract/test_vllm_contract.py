@@ -72,12 +72,3 @@ async def test_a_pause_that_waits_has_requests_end_first(subject: VllmSubject) -
         refit = await subject.adapter(pause_mode="wait").refit(subject.target("model_b", "2"), ignore_stage)
     assert refit.outcome is Outcome.ACK, refit.reason
     assert answer.result() == Streamed(TOKENS, "length", None)
-
-
-async def test_after_an_update_the_server_s_own_metrics_do_not_call_it_asleep(subject: VllmSubject) -> None:
-    """It is paused by /sleep, and /resume would not change what the metrics say."""
-    await loaded_a(subject)
-    async with subject.http() as http:
-        told = (await http.get("/metrics")).raise_for_status().text
-    states = [line for line in told.splitlines() if line.startswith("vllm:engine_sleep_state{")]
-    assert [line.endswith(" 1.0") for line in states if 'sleep_state="awake"' in line] == [True], states

@@ -161,21 +161,3 @@ async def test_the_adapter_prepares_while_the_engine_serves_and_believes_the_ans
         assert await engine.fingerprint() == b.fingerprint
         assert (await subject.answer() != answer, (await subject.named())[1]) == (True, "2")
         assert await engine.trial("2") is None
-
-
-async def test_the_adapter_pauses_nothing_for_a_checkpoint_that_is_refused_and_resumes_what_was_put_back(
-    subject: VllmSubject, server: PluggedVllm, vllm_models: Path
-) -> None:
-    async with adapter(subject) as engine:
-        a = await engine.refit(target(server, version_of(server.root, vllm_models / "model_a"), "1"), ignore_stage)
-        assert a.outcome is Outcome.ACK, a.reason
-        answer = await subject.answer()
-        stages: list[Stage] = []
-        bad = target(server, version_of(server.root, vllm_models / "bad_missing"), "2")
-        refused = await engine.refit(bad, stages.append)
-        assert (refused.outcome, refused.resumed) == (Outcome.NACK, True)
-        assert stages == [Stage.PREPARE, Stage.RESUME]
-        server.fail(5, rank=ranks(server) - 1)
-        failed = await engine.refit(target(server, version_of(server.root, vllm_models / "model_b"), "3"), ignore_stage)
-        assert (failed.outcome, failed.resumed) == (Outcome.NACK, True), failed.reason
-        assert (await subject.answer(), (await subject.named())[1]) == (answer, "1")

@@ -1,6 +1,5 @@
 """Children of the demo: waited for, explained when they die, and never left behind."""
 
-import os
 import signal
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import psutil
 import pytest
 
 from refitd_embedded.demo import processes
-from refitd_embedded.demo.processes import Child, ProcessError, Stack
+from refitd_embedded.demo.processes import Child, ProcessError
 
 
 @pytest.fixture
@@ -21,15 +20,6 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def pid_of(child: Child) -> int:
     assert child._process is not None
     return child._process.pid
-
-
-def test_a_child_is_ready_when_it_says_so_and_gone_at_the_end(module: Path, tmp_path: Path) -> None:
-    module.write_text("import time\nprint('child ready on http://127.0.0.1:1', flush=True)\ntime.sleep(600)")
-    with Child("child", ["child"], tmp_path) as child:
-        assert child.url() == "http://127.0.0.1:1"
-        assert os.getpgid(pid_of(child)) == pid_of(child)  # Ctrl-C in the terminal does not reach it
-        child.check()
-    assert not psutil.pid_exists(pid_of(child))
 
 
 def test_a_child_that_dies_is_explained_by_the_end_of_its_log(module: Path, tmp_path: Path) -> None:
@@ -64,22 +54,3 @@ def test_a_child_that_ignores_the_request_to_stop_is_killed(
     assert not psutil.pid_exists(pid_of(child))
     assert child._process is not None
     assert child._process.returncode == -signal.SIGKILL
-
-
-def test_settings_of_the_users_own_service_do_not_reach_the_children(
-    module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("REFITD_ENGINES", "http://production:30000")
-    module.write_text("import os\nprint(sorted(name for name in os.environ if name.startswith('REFITD_')))")
-    with Child("child", ["child"], tmp_path) as child, pytest.raises(ProcessError, match=r"\[\]"):
-        child.url()
-
-
-def test_a_stack_is_checked_child_by_child(module: Path, tmp_path: Path) -> None:
-    module.write_text("")
-    with Child("engine-b", ["child"], tmp_path) as child:
-        assert child._process is not None
-        child._process.wait()
-        stack = Stack(service_url="", engines=(), root=tmp_path, children=(child,))
-        with pytest.raises(ProcessError, match="engine-b ended with status 0"):
-            stack.check()

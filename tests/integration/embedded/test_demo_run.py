@@ -1,6 +1,5 @@
 """The demo's options, what it refuses before anything is started, and what it needs."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 
 from refitd_embedded.demo import STEPS, DemoOptions, main
-from refitd_embedded.demo import run as disk
 from refitd_embedded.demo.__main__ import arguments
 from refitd_embedded.demo.run import ending_on_signals
 
@@ -31,12 +29,6 @@ def test_options_that_make_no_run_are_explained(
     assert reason in capsys.readouterr().err
 
 
-def test_a_folder_with_an_earlier_run_is_not_used_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "root").mkdir()
-    assert main(DemoOptions(workdir=tmp_path)) == 2
-    assert f"{tmp_path} holds an earlier run" in capsys.readouterr().err
-
-
 def test_a_line_says_what_is_done_before_torch_is_imported_and_processes_start(tmp_path: Path) -> None:
     look = (
         "import sys, refitd_embedded.demo as demo; sys.modules['torch'] = None\n"
@@ -47,14 +39,6 @@ def test_a_line_says_what_is_done_before_torch_is_imported_and_processes_start(t
     said = "refitd demo: making a small model, then starting two engines and the service on this machine …\n"
     assert ended.stderr == said
     assert ended.stdout == ""  # which is for rows, in JSON as well
-
-
-def test_the_line_names_what_is_really_done(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    main(DemoOptions(workdir=tmp_path, model=tmp_path / "nowhere"))
-    assert "loading a small model, then starting two engines" in capsys.readouterr().err
-    attached: dict[str, Any] = {"service_url": "http://127.0.0.1:1", "engines": ["http://127.0.0.1:2"]}
-    main(DemoOptions(root=tmp_path, model=tmp_path / "nowhere", **attached))
-    assert "asking the engines of http://127.0.0.1:1 for rollouts" in capsys.readouterr().err
 
 
 def test_the_flags_are_the_options_of_main() -> None:
@@ -87,18 +71,3 @@ def test_a_signal_that_is_ignored_stays_ignored_as_nohup_wants_it() -> None:
             signal.raise_signal(signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-def test_importing_the_demo_imports_no_torch() -> None:
-    look = "import sys, refitd_embedded.demo; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", look], check=False).returncode == 0
-
-
-def test_disk_is_counted_once_for_files_with_two_names(tmp_path: Path) -> None:
-    assert disk.held(tmp_path) == 0
-    (tmp_path / "one").write_bytes(os.urandom(100_000))
-    alone = disk.held(tmp_path)
-    assert alone >= 100_000
-    (tmp_path / "further").mkdir()
-    (tmp_path / "further" / "two").hardlink_to(tmp_path / "one")
-    assert disk.held(tmp_path) == alone

@@ -50,18 +50,6 @@ def test_replicas_have_ports_and_weights_of_their_own_and_end_with_sigterm(tmp_p
         assert process.wait(20) == 0
 
 
-@pytest.mark.e2e
-def test_an_engine_with_defects_dies_of_garbage_without_an_answer(tmp_path: Path) -> None:
-    good, garbage = checkpoint(tmp_path / "a", 1), checkpoint(tmp_path / "b", 2)
-    (garbage / "model.safetensors").write_bytes(bytes(range(250)) * 20)
-    with running("--model-path", good, "--defects") as (process, (url,)):
-        with pytest.raises(httpx.TransportError):
-            httpx.post(f"{url}/update_weights_from_disk", json={"model_path": str(garbage)})
-        assert process.wait(20) == 1
-        assert process.stderr is not None
-        assert "the scheduler died" in process.stderr.read()
-
-
 def test_without_the_extra_it_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -92,12 +80,3 @@ def test_a_model_to_try_things_with_is_made_and_can_be_served(
     assert load(tmp_path / "tiny").state_dict()
     assert main(["--make-model", str(tmp_path / "tiny")]) == 2
     assert "is not empty" in capsys.readouterr().err
-
-
-def test_a_port_in_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        assert main(["--model-path", str(checkpoint(tmp_path / "a", 1)), "--port", str(port)]) == 2
-    assert f"cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err

@@ -10,12 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from refitd_embedded.engine import DuplicateRequestError, EmbeddedEngine
-from refitd_embedded.runner import ForwardResult, GenerationRequest, SamplingParams, VersionSpan
-from refitd_embedded.scheduler import Limits
+from refitd_embedded.engine import EmbeddedEngine
+from refitd_embedded.runner import GenerationRequest, VersionSpan
 from refitd_embedded.weights import (
     CarefulLoader,
-    EngineDiedError,
     UpdateOrder,
     WeightsLoaded,
     WeightsTainted,
@@ -87,31 +85,6 @@ class Gated(CarefulLoader):
         return gated
 
 
-async def test_a_batch_is_answered_as_each_prompt_alone(engine: EmbeddedEngine, models: Path) -> None:
-    requests = [ask(str(length), prompt=list(range(1, length + 1)), tokens=3 * length) for length in (1, 4, 9, 2, 30)]
-    await asyncio.gather(*(answer(engine, request) for request in requests))
-    for request in requests:
-        assert request.output == greedy(models / "a", request.prompt, len(request.prompt) * 3)
-        assert request.finish == {"type": "length", "length": len(request.prompt) * 3}
-
-
-async def test_more_requests_than_fit_wait_for_their_turn(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    batches: list[int] = []
-    async with open_engine(models / "a", limits=Limits(running=3, prefill=8)) as engine:
-        prefill = engine.scheduler._runner.prefill
-
-        def counting(running: list[GenerationRequest], new: list[GenerationRequest]) -> ForwardResult:
-            batches.append(len(new))
-            assert len(running) + len(new) <= 3
-            return prefill(running, new)
-
-        monkeypatch.setattr(engine.scheduler._runner, "prefill", counting)
-        requests = [ask(str(number), prompt=[number + 1] * 4, tokens=6) for number in range(5)]
-        await asyncio.gather(*(answer(engine, request) for request in requests))
-    assert batches[:2] == [2, 1], "8 tokens at a time, 3 requests at most"
-    assert [request.output for request in requests] == [greedy(models / "a", one.prompt, 6) for one in requests]
-
-
 async def test_a_retracted_answer_keeps_its_tokens_and_goes_on_under_the_new_weights(
     engine: EmbeddedEngine, models: Path
 ) -> None:
@@ -153,16 +126,6 @@ async def test_a_refused_flush_leaves_new_weights_under_the_old_label(engine: Em
     assert (await answer(engine, ask())).output == greedy(models / "b", PROMPT, 20)
 
 
-async def test_a_flush_is_refused_while_requests_run_and_done_once_they_are_retracted(engine: EmbeddedEngine) -> None:
-    async with generating(engine, ask(tokens=LONG)) as task:
-        assert not await engine.flush()
-        await engine.pause("retract")
-        assert await engine.flush()
-        engine.abort("", every=True)
-        await task
-    assert await engine.flush()
-
-
 async def test_an_update_waits_for_requests_in_flight_and_holds_back_new_ones(
     engine: EmbeddedEngine, models: Path
 ) -> None:
@@ -177,34 +140,6 @@ async def test_an_update_waits_for_requests_in_flight_and_holds_back_new_ones(
     assert [span.version for span in first.spans] == ["default"]
     assert first.output == greedy(models / "a", PROMPT, 100)
     assert second.output == greedy(models / "b", PROMPT, 20)
-
-
-async def test_an_update_while_paused_waits_for_nobody(engine: EmbeddedEngine, models: Path) -> None:
-    async with generating(engine, ask(tokens=LONG)) as task:
-        await engine.pause("retract")
-        assert (await engine.update(update(models, "b"))).success
-        assert not task.done()
-        engine.abort("r")
-
-
-async def test_an_update_can_end_all_requests_first(engine: EmbeddedEngine, models: Path) -> None:
-    async with generating(engine, ask(tokens=LONG)) as task:
-        order = UpdateOrder(model_path=str(models / "b"), abort_all_requests=True)
-        assert (await engine.update(order)).success
-        assert ((await task).finish or {})["type"] == "abort"
-    assert engine.labels.weight_version == "default"
-
-
-async def test_an_update_that_is_given_up_lets_new_requests_in(engine: EmbeddedEngine, models: Path) -> None:
-    async with generating(engine, ask(tokens=LONG)) as task, asyncio.TaskGroup() as group:
-        loading = group.create_task(engine.update(update(models, "b")))
-        await asyncio.sleep(0)
-        second = group.create_task(answer(engine, ask("second")))
-        await asyncio.sleep(0)
-        loading.cancel()
-        assert (await second).output == greedy(models / "a", PROMPT, 20)
-        assert not task.done(), "the first one had not to end for it"
-        engine.abort("r")
 
 
 async def test_a_load_given_up_before_the_first_write_changes_nothing(models: Path) -> None:
@@ -256,42 +191,6 @@ async def test_no_token_is_computed_while_weights_are_being_written(engine: Embe
     assert new.output == greedy(models / "b", PROMPT, 20)
 
 
-async def test_pausing_with_abort_ends_all_requests_and_holds_back_new_ones(engine: EmbeddedEngine) -> None:
-    async with generating(engine, ask(tokens=LONG)) as task, asyncio.TaskGroup() as group:
-        await engine.pause("abort")
-        assert task.done(), "the pause returns when callers have been told"
-        second = group.create_task(answer(engine, held := ask("second")))
-        for _ in range(5):
-            await engine.settled()
-        assert not held.output
-        await engine.resume()
-    assert len((await second).output) == 20
-    assert ((await task).finish or {})["message"] == "Aborted"
-
-
-async def test_running_and_waiting_requests_are_aborted_in_different_words(engine: EmbeddedEngine) -> None:
-    async with generating(engine, ask(tokens=LONG)) as task:
-        await engine.pause("retract")
-        await engine.settled()
-        engine.abort("r")
-        waiting = await task
-    assert waiting.finish == {"type": "abort", "message": "Abort in waiting queue"}
-    assert len(waiting.output) >= 5
-
-
-async def test_a_request_at_the_gate_is_not_aborted(engine: EmbeddedEngine) -> None:
-    """As on the real server, whose scheduler does not know of it yet."""
-    await engine.pause("retract")
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(answer(engine, ask()))
-        await engine.settled()
-        engine.abort("r")
-        engine.abort("", every=True)
-        await engine.resume()
-    assert (await task).finish == {"type": "length", "length": 20}
-    assert await engine.flush()
-
-
 async def test_a_pause_also_holds_back_who_was_waiting_for_an_update(models: Path) -> None:
     async with open_engine(models / "a") as engine, asyncio.TaskGroup() as group:
         engine.reloader.loader = gate = Gated(engine)
@@ -310,96 +209,6 @@ async def test_a_pause_also_holds_back_who_was_waiting_for_an_update(models: Pat
         assert not task.done()
         await engine.resume()
     assert behind.output == greedy(models / "b", PROMPT, LONG)
-
-
-async def test_two_requests_cannot_share_an_id(engine: EmbeddedEngine) -> None:
-    async with generating(engine, ask(tokens=LONG)):
-        with pytest.raises(DuplicateRequestError, match="Duplicate request ID detected: r"):
-            await answer(engine, ask())
-        engine.abort("r")
-    with pytest.raises(DuplicateRequestError, match="within the request"):
-        async with engine.admitted([ask("x"), ask("x")]):
-            pass
-    await answer(engine, ask())
-
-
-async def test_a_token_that_comes_too_late_is_not_added(engine: EmbeddedEngine) -> None:
-    """The abort finds a step in flight; what it computes belongs to nobody."""
-    async with generating(engine, ask(tokens=LONG)) as task:
-        engine.abort("r")
-        await engine.settled()
-        request = await task
-    assert len(request.output) == len(request.output_logprobs) == request.spans[-1].end
-
-
-async def test_who_joins_a_batch_is_drawn_with_its_own_parameters(engine: EmbeddedEngine) -> None:
-    drawn = SamplingParams.parse({"max_new_tokens": 20, "temperature": 5.0, "sampling_seed": 1})
-    alone, joining = (GenerationRequest(rid=rid, prompt=[8, 9], params=drawn) for rid in ("alone", "joining"))
-    await answer(engine, alone)
-    async with generating(engine, ask(tokens=60)):
-        await answer(engine, joining)
-    assert joining.output == alone.output
-
-
-async def test_leaving_early_aborts(engine: EmbeddedEngine) -> None:
-    request = ask(tokens=LONG, stream=True)
-    async with engine.admitted([request]) as progress:
-        async for seen in progress:
-            assert seen is request
-            break
-    assert (request.finish or {})["type"] == "abort"
-    assert await engine.flush()
-
-
-async def test_stop_tokens_end_an_answer_and_stay_in_it(models: Path, engine: EmbeddedEngine) -> None:
-    whole = greedy(models / "a", PROMPT, 20)
-    stop = next(token for token in whole if whole.index(token) > 3)
-    raw = {"temperature": 0, "max_new_tokens": 20, "stop_token_ids": [stop]}
-    stopped = GenerationRequest(rid="s", prompt=PROMPT, params=SamplingParams.parse(raw))
-    assert (await answer(engine, stopped)).output == whole[: whole.index(stop) + 1]
-    assert stopped.finish == {"type": "stop", "matched": stop}
-    ignoring = GenerationRequest(rid="i", prompt=PROMPT, params=SamplingParams.parse(raw | {"ignore_eos": True}))
-    assert (await answer(engine, ignoring)).output == whole
-
-
-async def test_the_label_alone_can_be_changed(engine: EmbeddedEngine) -> None:
-    request = ask(tokens=60)
-    async with generating(engine, request):
-        await engine.relabel("7", abort_all=False)
-    assert [span.version for span in request.spans] == ["default", "7"]
-    assert engine.labels.weight_version == "7"
-
-
-@pytest.mark.parametrize("defects", [False, True])
-async def test_an_unknown_load_format_is_refused_or_deadly(models: Path, defects: bool) -> None:
-    order = UpdateOrder(model_path=str(models / "b"), load_format="bogus")
-    last_words: list[str] = []
-    async with open_engine(models / "a", defects=defects) as engine:
-        engine.on_death = last_words.append
-        if defects:
-            with pytest.raises(EngineDiedError, match="bogus"):
-                await engine.update(order)
-            with pytest.raises(EngineDiedError):
-                await answer(engine, ask())
-        else:
-            assert "bogus" in (await engine.update(order)).message
-            assert (await answer(engine, ask())).output == greedy(models / "a", PROMPT, 20)
-    assert bool(last_words) == defects
-
-
-async def test_a_format_that_is_not_loaded_here_is_refused(engine: EmbeddedEngine, models: Path) -> None:
-    outcome = await engine.update(UpdateOrder(model_path=str(models / "b"), load_format="gguf"))
-    assert (outcome.success, outcome.message[:27]) == (False, "Failed to get model loader:")
-
-
-async def test_a_restarted_engine_is_back_on_its_first_weights(models: Path) -> None:
-    first = open_engine(models / "a")
-    async with first:
-        await first.update(update(models, "b"))
-    async with first.replica(1, load(models / "a")) as second:
-        assert second.labels.model_path == str(models / "a")
-        assert (await answer(second, ask())).output == greedy(models / "a", PROMPT, 20)
-        assert first.labels.weight_version == "b"
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -79,12 +79,3 @@ async def test_requests_with_other_adapters_and_with_none_share_a_batch(
     assert len({str(each) for each in alone}) == 3
     for one, other in zip(alone, together, strict=True):
         assert [token for _, token in one] == [token for _, token in other]
-
-
-async def test_a_name_that_is_not_loaded_is_refused(client: httpx.AsyncClient, model: Path, tmp_path: Path) -> None:
-    reply = await client.post("/generate", json={"input_ids": PROMPT, "lora_path": "actor-v1"})
-    assert reply.status_code == 400
-    assert "not loaded: actor-v1" in reply.text
-    folder = write_adapter(tmp_path / "adapter", model, 1)
-    (folder / "adapter_config.json").write_text("{}")
-    assert (await load(client, "actor-v1", folder)).status_code == 400

@@ -13,10 +13,9 @@ import httpx
 import pytest
 import uvicorn
 
-from refitd_embedded import routes
 from refitd_embedded.engine import EmbeddedEngine
 from refitd_embedded.server import ApiKeys, ReplicaServer, create_app
-from refitd_embedded.weights import CheckpointLoader, EngineDiedError, Write
+from refitd_embedded.weights import CheckpointLoader, Write
 from support.embedded_kit import PROMPT, checkpoint, open_engine, write
 
 GREEDY = {"max_new_tokens": 6, "temperature": 0}
@@ -107,29 +106,6 @@ async def test_an_answer_has_the_fields_of_sglang(client: httpx.AsyncClient) -> 
     }
 
 
-async def test_logprobs_are_triples_of_number_id_and_null(client: httpx.AsyncClient) -> None:
-    found = await generate(client, return_logprob=True, logprob_start_len=-1)
-    meta = found["meta_info"]
-    assert [token for _, token, _ in meta["output_token_logprobs"]] == found["output_ids"]
-    assert all(logprob < 0 and text is None for logprob, _, text in meta["output_token_logprobs"])
-    assert meta["output_token_logprobs_length"] == 6
-    assert meta["input_token_logprobs"] == []
-    nothing = await generate(client, return_logprob=True, sampling_params={"max_new_tokens": 0})
-    assert nothing["output_ids"] == nothing["meta_info"]["output_token_logprobs"] == []
-
-
-async def test_batches_are_answered_in_order(client: httpx.AsyncClient) -> None:
-    two = [PROMPT, [8, 9]]
-    found = await generate(client, input_ids=two, rid="x", sampling_params=GREEDY)
-    assert [one["meta_info"]["id"] for one in found] == ["x_0", "x_1"]
-    assert [one["meta_info"]["prompt_tokens"] for one in found] == [3, 2]
-    assert found[0]["output_ids"] == (await generate(client))["output_ids"]
-    each = await generate(client, input_ids=two, rid=["u", "v"], sampling_params=[GREEDY, {"max_new_tokens": 1}])
-    assert [one["meta_info"]["completion_tokens"] for one in each] == [6, 1]
-    assert [one["meta_info"]["id"] for one in each] == ["u", "v"]
-    assert len(await generate(client, input_ids=[PROMPT])) == 1, "a batch of one is a list"
-
-
 def events(text: str) -> list[Any]:
     """The contents of a stream, which must end as SGLang's do."""
     *data, done, rest = text.split("\n\n")
@@ -187,66 +163,6 @@ async def test_what_cannot_be_generated_is_a_400_that_says_why(
     await generate(client)
 
 
-async def test_empty_fields_of_other_features_are_accepted(client: httpx.AsyncClient) -> None:
-    await generate(client, image_data=[None], lora_path=None, top_logprobs_num=0, text="", bootstrap_room=7)
-
-
-async def test_an_invalid_body_is_a_400_in_sglangs_shape(client: httpx.AsyncClient) -> None:
-    for path, body in (
-        ("/update_weights_from_disk", {}),
-        ("/update_weights_from_disk", {"model_path": 3}),
-        ("/pause_generation", {"mode": "bogus"}),
-        ("/update_weight_version", {}),
-        ("/generate", {"input_ids": "abc"}),
-    ):
-        response = await client.post(path, json=body)
-        assert response.status_code == 400
-        error = response.json()
-        assert error.pop("message")
-        assert error == {"object": "error", "type": "Bad Request", "param": None, "code": 400}
-    assert (await client.post("/pause_generation")).status_code == 400, "a body is required"
-
-
-async def test_an_update_changes_what_is_served_and_what_is_said(client: httpx.AsyncClient, models: Path) -> None:
-    before = await generate(client)
-    body = {"model_path": str(models / "b"), "weight_version": "7"}
-    updated = await client.post("/update_weights_from_disk", json=body)
-    message = "Succeeded to update model weights. Weight version updated to 7."
-    assert updated.json() == {"success": True, "message": message, "num_paused_requests": 0}
-    info = (await client.get("/model_info")).json()
-    assert (info["model_path"], info["served_model_name"], info["weight_version"]) == (*[str(models / "b")] * 2, "7")
-    assert (await client.get("/get_model_info")).json() == info
-    (card,) = (await client.get("/v1/models")).json()["data"]
-    assert (card["id"], card["max_model_len"]) == (str(models / "b"), 512)
-    after = await generate(client)
-    assert after["output_ids"] != before["output_ids"]
-    assert after["meta_info"]["weight_version"] == "7"
-    server = (await client.get("/server_info")).json()
-    assert (server["model_path"], server["weight_version"]) == (str(models / "a"), "default"), "start-up values stay"
-    assert server["version"].startswith("0.5.")
-    assert "refitd-embedded" in server["version"]
-    assert server["launch_command"] == "--model-path a"
-    assert server["internal_states"][0]["weight_version"] == "7"
-
-
-async def test_an_update_without_a_version_keeps_the_label(client: httpx.AsyncClient, models: Path) -> None:
-    updated = await client.post("/update_weights_from_disk", json={"model_path": str(models / "b")})
-    assert updated.json()["message"] == "Succeeded to update model weights."
-    assert (await client.get("/model_info")).json()["weight_version"] == "default"
-
-
-async def test_a_checkpoint_without_weights_is_a_400_and_changes_nothing(
-    client: httpx.AsyncClient, models: Path
-) -> None:
-    before = (await client.post("/weights_checker")).json()
-    refused = await client.post("/update_weights_from_disk", json={"model_path": str(models / "empty")})
-    assert refused.status_code == 400
-    assert refused.json()["success"] is False
-    assert refused.json()["message"].startswith("Failed to get weights iterator: Cannot find any model weights")
-    assert (await client.post("/weights_checker")).json() == before
-    assert (await client.get("/model_info")).json()["model_path"] == str(models / "a")
-
-
 async def test_the_checker_answers_in_sglangs_shape(client: httpx.AsyncClient, models: Path) -> None:
     first = (await client.get("/weights_checker")).json()
     assert first.keys() == {"success", "message", "ranks", "per_engine_checksum"}
@@ -258,36 +174,6 @@ async def test_the_checker_answers_in_sglangs_shape(client: httpx.AsyncClient, m
     assert second["per_engine_checksum"] != first["per_engine_checksum"]
     unknown = await client.post("/weights_checker", json={"action": "bogus"})
     assert (unknown.status_code, unknown.json()["message"]) == (400, "Unsupported action='bogus'")
-
-
-async def test_pause_flush_and_continue_speak_as_sglang_does(client: httpx.AsyncClient) -> None:
-    assert (await client.get("/ready")).status_code == 200
-    paused = await client.post("/pause_generation", json={"mode": "retract"})
-    assert paused.json() == {"message": "Generation paused successfully.", "status": "ok"}
-    assert (await client.get("/ready")).status_code == 503
-    assert (await client.get("/ping")).status_code == 200
-    for method in ("GET", "POST"):
-        flushed = await client.request(method, "/flush_cache")
-        assert flushed.status_code == 200
-        assert flushed.text.startswith("Cache flushed.\n")
-    body = {"torch_empty_cache": False}
-    assert (await client.post("/continue_generation", json=body)).json()["status"] == "ok"
-    assert (await client.post("/abort_request", json={"rid": "nobody"})).content == b""
-    assert (await client.post("/abort_request", json={"abort_all": True})).status_code == 200
-    labelled = await client.post("/update_weight_version", json={"new_version": "8"})
-    assert labelled.json() == {"success": True, "message": "Weight version updated to 8", "new_version": "8"}
-
-
-async def test_health_needs_a_token_and_a_paused_engine_has_none(
-    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert (await client.get("/health")).status_code == 200
-    await client.post("/pause_generation", json={"mode": "retract"})
-    monkeypatch.setattr(routes, "HEALTH_TIMEOUT", 0.01)
-    assert (await client.get("/health_generate")).status_code == 503
-    monkeypatch.setattr(routes, "HEALTH_TIMEOUT", 20)
-    await client.post("/continue_generation", json={})
-    assert (await client.get("/health_generate")).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -328,21 +214,6 @@ async def test_model_info_answers_during_a_load_and_server_info_waits(models: Pa
         await asking
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_leaves_takes_its_request_along(models: Path, stream: bool) -> None:
-    engine = open_engine(models / "a")
-    body = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 500, "temperature": 0}, "stream": stream}
-    async with listening(engine) as client:
-        asking = asyncio.create_task(client.post("/generate", json=body, timeout=None))
-        await engine.scheduler.stepped.until(lambda: engine.scheduler.tokens_out > 5)
-        asking.cancel()
-        await asyncio.wait((asking,))
-        while engine.scheduler.running or engine.scheduler.waiting:
-            await engine.settled()
-        assert engine.scheduler.tokens_out < 500
-        assert (await client.post("/flush_cache")).status_code == 200
-
-
 @pytest.mark.parametrize("defects", [False, True])
 async def test_a_client_that_leaves_ends_its_load_unless_the_engine_has_sglangs_defects(
     models: Path, defects: bool
@@ -360,25 +231,6 @@ async def test_a_client_that_leaves_ends_its_load_unless_the_engine_has_sglangs_
         await engine.settled()
         gate.let.set()
         assert (engine.labels.model_path == str(models / "b")) == defects
-
-
-async def test_a_rollback_on_demand_answers_400_and_serves_what_nobody_asked_for(models: Path) -> None:
-    async with serving(open_engine(models / "a", defects=True)) as client:
-        before = (await client.get("/weights_checker")).json()
-        assert (await client.post("/embedded/interrupt_loads", json={"after": 3, "times": 1})).status_code == 200
-        body = {"model_path": str(models / "b"), "weight_version": "7"}
-        failed = await client.post("/update_weights_from_disk", json=body)
-        assert failed.status_code == 400
-        assert "Rolling back to original weights." in failed.json()["message"]
-        assert (await client.get("/weights_checker")).json() != before
-        assert (await client.get("/model_info")).json()["weight_version"] == "default"
-        await client.post("/embedded/interrupt_loads", json={"after": 3, "times": 2})
-        with pytest.raises(EngineDiedError):
-            await client.post("/update_weights_from_disk", json=body)
-
-
-async def test_a_careful_engine_has_no_faults_to_inject(client: httpx.AsyncClient) -> None:
-    assert (await client.post("/embedded/interrupt_loads", json={})).status_code == 404
 
 
 async def test_one_replica_dies_and_the_others_live(models: Path, capfd: pytest.CaptureFixture[str]) -> None:

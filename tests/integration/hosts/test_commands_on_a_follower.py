@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from refitd_client import ConflictError, WeightPublisher
+from refitd_client import ConflictError
 from refitd_client.contract.states import Standing, VersionState, WaitOutcome
-from support.checkpoints import tensors
 from support.command_line import refitd
-from support.hosts import PATIENCE, RUN, Host, Hosts, hosts, until
+from support.hosts import PATIENCE, RUN, Host, hosts, until
 from support.scripted_server import Step, answer, serve
 
 ONE, TWO = f"{RUN}~v000001", f"{RUN}~v000002"
@@ -34,47 +33,6 @@ def saying(verdict: list[int]) -> Step:
     return step
 
 
-def test_what_the_upstream_decides_is_refused_on_a_follower_and_changes_nothing(tmp_path: Path) -> None:
-    with hosts(tmp_path) as all_:
-        hub, one = all_.hub, all_.follower("one")
-        for step in (1, 2):
-            all_.publish(step)
-            until(lambda step=step: one.serves(step), hub, one)
-        refused(lambda: one.client.rollback_plan(RUN), hub, f"roll run {RUN} back")
-        refused(lambda: one.client.rollback(RUN, ONE), hub, f"roll run {RUN} back")
-        refused(lambda: one.client.close_run(RUN), hub, f"close run {RUN}")
-        refused(lambda: one.client.pin(ONE), hub, f"pin {ONE}")
-        hub.client.pin(ONE)
-        until(lambda: one.client.version(ONE).pinned, hub, one)
-        refused(lambda: one.client.unpin(ONE), hub, f"unpin {ONE}")
-        assert one.serves(2)
-        assert not one.client.version(TWO).barred
-        assert not one.client.overview().runs[0].closed_at
-
-
-def test_a_version_that_the_hub_has_no_more_is_pinned_on_the_follower_and_kept_there(tmp_path: Path) -> None:
-    with hosts(tmp_path, "--keep-last", "1", "--slots", "0") as all_:
-        hub, one = all_.hub, all_.follower("one", "--keep-last", "3", "--slots", "0")
-        for step in (1, 2, 3):
-            all_.publish(step)
-            until(lambda step=step: one.serves(step), hub, one)
-        until(lambda: hub.client.version(ONE).state is VersionState.DELETED, hub)
-
-        def pinned() -> bool:
-            try:
-                return one.client.pin(ONE).pinned
-            except ConflictError:  # its last look at the hub still had it
-                return False
-
-        until(pinned, hub, one)
-        for step in (4, 5, 6):
-            all_.publish(step)
-            until(lambda step=step: one.serves(step), hub, one)
-        until(lambda: not (one.root / RUN / "v000002").exists(), one)
-        assert one.client.version(ONE).pinned
-        assert (one.root / RUN / "v000001").exists()
-
-
 def test_what_the_hub_has_rolled_back_from_and_deleted_while_a_host_was_down_is_barred_there(tmp_path: Path) -> None:
     """Else it stays the last good version there, which an engine that breaks is brought back to."""
     with hosts(tmp_path, "--keep-last", "2", "--slots", "0") as all_:
@@ -89,22 +47,6 @@ def test_what_the_hub_has_rolled_back_from_and_deleted_while_a_host_was_down_is_
         until(lambda: hub.client.version(TWO).state is VersionState.DELETED, hub)
         one.refitd.start()
         until(lambda: one.serves(4) and one.client.version(TWO).barred, hub, one)
-
-
-def test_a_run_that_has_ended_at_the_hub_may_be_closed_on_the_follower(tmp_path: Path) -> None:
-    with hosts(tmp_path) as all_:
-        hub, one = all_.hub, all_.follower("one")
-        all_.publish(1)
-        until(lambda: one.serves(1), hub, one)
-        hub.client.close_run(RUN)
-
-        def closed() -> bool:
-            try:
-                return one.client.close_run(RUN).standing is Standing.CLOSED
-            except ConflictError:  # it has not looked at the hub since
-                return False
-
-        until(closed, hub, one)
 
 
 def test_what_a_host_s_own_canary_refuses_is_not_gone_to_again_before_a_resync(tmp_path: Path) -> None:
@@ -126,41 +68,6 @@ def test_what_a_host_s_own_canary_refuses_is_not_gone_to_again_before_a_resync(t
         verdict[0] = 200
         one.client.resync(one.client.engines().items[0].id)
         until(lambda: one.serves(2) and one.client.overview().runs[0].standing is Standing.CURRENT, hub, one)
-
-
-def test_a_host_whose_canary_refuses_the_first_version_tries_it_again_after_a_resync(tmp_path: Path) -> None:
-    verdict = [422]
-    with hosts(tmp_path) as all_, serve(saying(verdict)) as judge:
-        hub, one = all_.hub, all_.follower("one", "--strategy", "canary", "--canary-check", judge.url)
-        all_.publish(1)
-        until(lambda: one.serves(1) and one.client.version(ONE).barred, hub, one)
-        verdict[0] = 200
-        one.client.resync(one.client.engines().items[0].id)
-        assert one.client.wait(ONE, "served", PATIENCE).outcome is WaitOutcome.SERVED
-
-
-def test_a_host_that_is_paused_is_ordered_to_nothing_newer_and_has_pulled_it_when_it_is_resumed(tmp_path: Path) -> None:
-    with hosts(tmp_path) as all_:
-        hub, one = all_.hub, all_.led("one")
-        until(lambda: hub.client.engines().items, hub, one)
-        all_.publish(1)
-        until(lambda: one.serves(1) and one.client.overview().runs[0].standing is Standing.CURRENT, hub, one)
-        one.client.pause(RUN)
-        until(lambda: str(hub.client.engine("one").reason).startswith("waits: updates of"), hub, one)
-        all_.publish(2)
-        until(lambda: TWO in {each.id for each in one.client.versions().items}, hub, one)
-        until(lambda: one.client.version(TWO).state is VersionState.SEALED, hub, one)
-        assert hub.client.engine("one").last_attempt.version == ONE
-        assert one.following()["desired"] == ONE
-        assert one.client.overview().runs[0].standing is Standing.PAUSED
-        assert one.serves(1)
-        one.client.resume(RUN)
-        until(lambda: one.serves(2), hub, one)
-        assert hub.client.wait(TWO, timeout=PATIENCE).outcome is WaitOutcome.SERVED
-        one.client.pause(RUN)
-        until(lambda: hub.client.engine("one").host.waits, hub, one)
-        hub.client.rollback(RUN, ONE)
-        until(lambda: one.serves(1), hub, one)
 
 
 def shown(host: Host, *command: str) -> str:
@@ -219,54 +126,3 @@ def test_while_one_host_is_paused_another_is_the_canary_and_the_pause_is_no_verd
         one.client.resume(RUN)
         assert hub.client.wait(f"{RUN}~v000003", timeout=PATIENCE).outcome is WaitOutcome.SERVED
         assert one.serves(3)
-
-
-def rolled_back_to_what_a_paused_host_never_served(all_: Hosts) -> tuple[Host, Host, Host]:
-    """The hub, the host that is paused and another one: all have served steps 1 and 3, and the other one step 2."""
-    hub, one, two = all_.hub, all_.led("one"), all_.led("two")
-    until(lambda: len(hub.client.engines().items) == 2, hub, one, two)
-    all_.publish(1)
-    assert hub.client.wait(ONE, timeout=PATIENCE).outcome is WaitOutcome.SERVED
-    one.client.pause(RUN)
-    all_.publish(2)
-    until(lambda: two.serves(2), hub, one, two)
-    all_.publish(3)
-    one.client.resume(RUN)
-    assert hub.client.wait(f"{RUN}~v000003", timeout=PATIENCE).outcome is WaitOutcome.SERVED
-    one.client.pause(RUN)
-    until(lambda: hub.client.engine("one").host.waits, hub, one)
-    hub.client.rollback(RUN, TWO)
-    return hub, one, two
-
-
-def test_a_host_that_is_paused_goes_back_to_what_it_never_served_and_no_further(tmp_path: Path) -> None:
-    with hosts(tmp_path) as all_:
-        hub, one, two = rolled_back_to_what_a_paused_host_never_served(all_)
-        until(lambda: one.serves(2) and two.serves(2), hub, one, two)
-        assert sum(path.endswith("v000001") for path in one.engines[0].loaded) == 1
-
-
-def test_a_canary_of_a_rollback_bars_nothing_for_the_pause_of_another_host(tmp_path: Path) -> None:
-    """That one leaves what was rolled back from: for what all have served, or after the check for the canary's."""
-    with hosts(tmp_path, "--strategy", "canary") as all_:
-        hub, one, two = rolled_back_to_what_a_paused_host_never_served(all_)
-        until(lambda: not one.serves(3) and two.serves(2), hub, one, two)
-        assert not hub.client.version(TWO).barred
-        until(lambda: one.client.version(f"{RUN}~v000003").barred, hub, one)
-        one.client.resume(RUN)
-        assert hub.client.wait(TWO, timeout=PATIENCE).outcome is WaitOutcome.SERVED
-        assert not hub.client.version(TWO).barred
-
-
-def test_a_run_that_is_published_into_a_follower_s_root_is_not_said_to_want_its_engines(tmp_path: Path) -> None:
-    with hosts(tmp_path) as all_:
-        hub, one = all_.hub, all_.follower("one")
-        all_.publish(1)
-        until(lambda: one.serves(1), hub, one)
-        with WeightPublisher(one.root, "mine") as publisher:
-            publisher.publish(tensors(1), step=1)
-        until(lambda: "mine" in {run.run for run in one.client.overview().runs}, one)
-        reasons = next(run.reasons for run in one.client.overview().runs if run.run == "mine")
-        assert reasons[0].startswith(f"This service follows {hub.refitd.url}, which decides where engines go")
-        assert not any("engines move" in reason for reason in reasons)
-        assert one.client.close_run("mine").standing is Standing.CLOSED

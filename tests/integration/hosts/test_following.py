@@ -13,18 +13,6 @@ from support.proxy import Fault, Hold, Proxy
 from support.published import check, versions
 
 
-def test_a_published_version_is_pulled_and_served_by_the_engines_of_each_follower(tmp_path: Path) -> None:
-    with hosts(tmp_path) as all_:
-        one, other = all_.follower("one"), all_.follower("other", engines=2)
-        version = all_.publish(1)
-        until(lambda: one.serves(1) and other.serves(1), all_.hub, one, other)
-        for host in (one, other):
-            check(host.root / RUN / "v000001")
-            assert host.client.version(version).digest == all_.hub.client.version(version).digest
-        all_.publish(2)
-        until(lambda: one.serves(2) and other.serves(2), all_.hub, one, other)
-
-
 def test_a_follower_whose_upstream_is_gone_serves_on_from_its_own_root_and_says_since_when(tmp_path: Path) -> None:
     with hosts(tmp_path) as all_:
         one = all_.follower("one")
@@ -63,20 +51,6 @@ def test_a_rollback_at_the_hub_is_followed_also_to_a_version_that_was_collected_
         all_.hub.client.rollback(RUN, f"{RUN}~v000001")
         until(lambda: one.serves(1), all_.hub, one)
         check(one.root / RUN / "v000001")
-
-
-def test_a_follower_stays_where_it_is_while_the_hub_has_paused_the_run(tmp_path: Path) -> None:
-    with hosts(tmp_path, engines=1) as all_:
-        one = all_.follower("one")
-        all_.publish(1)
-        until(lambda: one.serves(1) and all_.hub.serves(1), all_.hub, one)
-        all_.hub.client.pause(RUN)
-        newer = all_.publish(2)
-        until(lambda: one.get(f"/v1/versions/{newer}").json().get("state") == VersionState.SEALED, all_.hub, one)
-        assert one.following()["desired"] == f"{RUN}~v000001"
-        assert one.serves(1)
-        all_.hub.client.resume(RUN)
-        until(lambda: one.serves(2) and all_.hub.serves(2), all_.hub, one)
 
 
 def test_a_publisher_on_a_following_host_is_refused_and_told_where_to_publish(tmp_path: Path) -> None:

@@ -168,19 +168,6 @@ def test_a_name_that_is_used_again_after_a_rollback_is_pulled_anew_where_the_hos
         assert "the upstream has another version of this name" in said("log", at=one)
 
 
-def test_a_newer_version_takes_no_host_back_on_the_way_after_its_hub_was_emptied(tmp_path: Path) -> None:
-    """The hub has ordered an older one, which the host refuses: that stays so when a newer one is good."""
-    with hosts(tmp_path) as all_:
-        hub = all_.hub
-        one = led(all_, 1, 3)
-        empty(hub)
-        all_.publish(2)
-        stays(hub, one, f"wants {TWO}, and does not know {THREE}")
-        fourth = all_.publish(4)
-        until(lambda: one.serves(4) and at_hub(hub) == (EngineState.IN_SYNC, fourth), hub, one)
-        assert not any(path.endswith("v000002") for path in one.engines[0].loaded)
-
-
 def test_of_two_hubs_a_host_does_not_go_back_with_the_one_that_knows_less_and_finds_the_other_again(
     tmp_path: Path,
 ) -> None:

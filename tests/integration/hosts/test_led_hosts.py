@@ -2,10 +2,7 @@
 
 from pathlib import Path
 
-from refitd_client import WeightPublisher
 from refitd_client.contract.states import EngineState, WaitOutcome
-from refitd_client.contract.wire import Notice
-from support.checkpoints import tensors, write_model
 from support.hosts import RUN, Host, hosts, until
 
 
@@ -36,32 +33,6 @@ def test_hosts_name_themselves_are_rolled_out_to_and_rolled_back_by_the_hub(tmp_
         hub.client.rollback(RUN, first)
         until(lambda: one.serves(1) and other.serves(1), hub, one, other)
         until(lambda: states(hub)["one"] == ("IN_SYNC", first) == states(hub)["other"], hub, one, other)
-
-
-def test_a_checkpoint_without_a_manifest_that_is_announced_at_the_hub_is_served_by_its_hosts(tmp_path: Path) -> None:
-    with hosts(tmp_path) as all_:
-        hub, one = all_.hub, all_.led("one")
-        until(lambda: set(states(hub)) == {"one"}, hub, one)
-        folder = write_model(hub.root / RUN / "checkpoint-1", tensors(1))
-        (folder / "optimizer.pt").write_bytes(b"its trainer's own")
-        first = hub.client.announce(Notice(run=RUN, step=1, path=str(folder))).id
-        assert hub.client.wait(first, timeout=30).outcome is WaitOutcome.SERVED
-        until(lambda: one.serves(1), hub, one)
-        assert hub.get(f"/v1/versions/{first}/files/optimizer.pt").status_code == 410
-        assert hub.get(f"/v1/versions/{first}/files/model.safetensors").status_code == 200
-
-
-def test_a_run_whose_name_has_parts_is_led_as_any_other(tmp_path: Path) -> None:
-    with hosts(tmp_path) as all_:
-        hub, one = all_.hub, all_.led("one")
-        until(lambda: set(states(hub)) == {"one"}, hub, one)
-        with WeightPublisher(hub.root, "exp/trial", hub.refitd.url) as publisher:
-            first = publisher.publish(tensors(1), step=1).version_id
-            assert hub.client.wait(first, timeout=30).outcome is WaitOutcome.SERVED
-            one.engines[0].refuses = True
-            publisher.publish(tensors(2), step=2)
-            until(lambda: states(hub)["one"] == ("NACKED", first), hub, one)
-        assert one.engines[0].served["weight_version"] == "1"
 
 
 def test_a_canary_host_that_refuses_keeps_a_version_from_all_other_hosts(tmp_path: Path) -> None:
@@ -103,14 +74,6 @@ def test_a_host_that_is_led_goes_nowhere_by_itself_while_its_hub_is_gone(tmp_pat
         hub.client.resume(RUN)
         until(lambda: states(hub)["one"] == ("IN_SYNC", second), hub, one)
         assert one.serves(2)
-
-
-def test_a_host_that_decides_for_itself_goes_to_the_runs_target_and_is_no_engine_of_the_hub(tmp_path: Path) -> None:
-    with hosts(tmp_path) as all_:
-        hub, free = all_.hub, all_.follower("free")
-        version = all_.publish(1)
-        until(lambda: free.serves(1) and free.following()["serves"] == version, hub, free)
-        assert (states(hub), free.following()["leads"]) == ({}, False)
 
 
 def test_a_host_that_is_killed_is_away_and_holds_up_no_other(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from support.checkpoints import tensors
 from support.s3_bucket import signed
 from support.s3_server import KEY, SECRET, S3Server, missing, s3_server
 
-pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+pytestmark = [pytest.mark.stores, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
 RUN = "run"
 V1 = "run~v000001"
 SLOW_DOWN = b"<Error><Code>SlowDown</Code></Error>"

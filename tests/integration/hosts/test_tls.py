@@ -4,7 +4,6 @@ import ssl
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
@@ -17,7 +16,7 @@ from support.certificates import Authority, Pair
 from support.checkpoints import Tensors, tensors, write_model
 from support.hosts import QUICK, RUN, Host, until
 from support.scripted_sglang import scripted_sglang
-from support.servers import RefitdServer, refitd_ended
+from support.servers import RefitdServer
 
 ONCE = RetryPolicy(deadline=0.0)
 
@@ -118,16 +117,6 @@ def test_a_certificate_of_another_authority_or_for_another_name_is_refused_in_a_
             assert client.healthy()
 
 
-def test_a_client_that_speaks_tls_to_plain_http_is_told_so(tmp_path: Path, authority: Authority) -> None:
-    (tmp_path / "root").mkdir()
-    with (
-        RefitdServer(tmp_path, tmp_path / "root", []) as plain,
-        asking(plain.url.replace("http:", "https:"), authority) as client,
-        pytest.raises(ServiceUnreachableError, match="it does not speak TLS: write http://"),
-    ):
-        client.overview()
-
-
 def test_under_mtls_a_client_without_a_certificate_gets_health_alone_and_one_of_another_authority_nothing(
     tmp_path: Path, authority: Authority
 ) -> None:
@@ -195,21 +184,3 @@ def test_a_follower_and_its_hub_prove_themselves_to_each_other_by_certificates(
                 until(lambda: follower.serves(1), hub, follower)
                 pulled = root / RUN / "v000001/model-00001-of-00001.safetensors"
                 assert pulled.read_bytes() == (hub.root / RUN / "v000001" / pulled.name).read_bytes()
-
-
-@pytest.mark.parametrize("which", ["missing", "other key", "no certificate"])
-def test_a_service_does_not_start_with_files_that_cannot_be_used(
-    which: str, tmp_path: Path, authority: Authority
-) -> None:
-    pair, other = authority.issue("hub"), authority.issue("other")
-    (tmp_path / "root").mkdir()
-    cases: dict[str, Any] = {
-        "missing": (tmp_path / "none.pem", pair.key, "cannot be read: No such file"),
-        "other key": (pair.cert, other.key, "does not belong to the certificate"),
-        "no certificate": (pair.key, pair.key, "hold no certificate and key"),
-    }
-    cert, key, told = cases[which]
-    flags = ("--root", str(tmp_path / "root"), "--tls-cert", str(cert), "--tls-key", str(key))
-    status, said = refitd_ended("serve", *flags)
-    assert status != 0
-    assert told in " ".join(said.split())

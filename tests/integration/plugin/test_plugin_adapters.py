@@ -12,7 +12,6 @@ from support.adapters import FLAGS, write_adapter
 from support.architectures import change
 from support.forged import write_delta
 from support.plugged import PluggedSglang
-from support.sockets import ask
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 
@@ -93,20 +92,3 @@ def test_an_adapter_answers_on_each_base_as_it_does_after_a_stock_load(
     adapted.fail("copy 5")
     assert adapted.update(version(root, A)).outcome is UpdateOutcome.RESTORED
     assert said(adapted) == expected[B]
-
-
-def test_adapters_that_come_and_go_leave_the_load_plan_as_it_is(
-    adapted: PluggedSglang, root: Path, adapters: list[Path]
-) -> None:
-    for step in (A, B, A):
-        adapted.update(version(root, step))
-    (channel,) = adapted.sockets
-    plan = ask(channel, do="hello")["plan"]
-    assert (plan["replays"], plan["proven"], plan["loader"]) == (True, True, 0)
-    answers = said(adapted)
-    adapted.load_adapter("critic", adapters[1])
-    assert adapted.generate(adapter="critic") not in answers
-    assert adapted.update(version(root, CHANGED)).how == "delta"
-    adapted.unload_adapter("critic")
-    assert [adapted.update(version(root, step)).how for step in (B, A)] == ["replay", "replay"]
-    assert said(adapted) == answers

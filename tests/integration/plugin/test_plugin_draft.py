@@ -62,12 +62,3 @@ def test_the_plugin_updates_the_model_and_leaves_the_draft_model_as_it_was_start
         # Nor by an update that the plugin leaves to SGLang.
         assert server.load(models / "model_a")[0]
         assert server.parts == (model, draft)
-
-
-def test_stock_sglang_loads_the_version_into_the_draft_model_as_well(models: Path, tmp_path: Path) -> None:
-    """Why refitd refuses to update such a server without the plugin."""
-    own, options = shutil.copytree(models / "model_a", tmp_path / "draft"), {"REFITD_SGLANG": "off"}
-    with DraftedSglang(tmp_path, models / "model_a", own, **options) as server:
-        draft = server.parts[1]
-        assert server.load(models / "model_b")[0]
-        assert server.parts[1] != draft

@@ -6,9 +6,6 @@ from pathlib import Path
 import pytest
 
 from refitd.engine.port import Outcome, Reached, Stage
-from refitd_client.contract.states import Kind
-from support.delta_jobs import fine_tuning
-from support.jobs import RUN as OTHER
 from support.jobs import running, served_by
 from support.plugged import PluggedSglang
 from support.saved import served_and_put_back
@@ -52,24 +49,6 @@ def test_a_checkpoint_of_save_pretrained_goes_through_the_plugin_and_one_that_ch
     root, run = sglang_plugged.root, "with/checkpoints"
     with running(service, sglang_plugged, "--run", run, root=root, run=run) as job:
         served_and_put_back(job, models, lambda: served_by(sglang_plugged).answer)
-
-
-def test_deltas_are_written_in_place_and_answered_as_the_gathered_model_is(
-    sglang_plugged: PluggedSglang, models: Path, service: Path, tmp_path: Path
-) -> None:
-    """Token for token, and no copy is made."""
-    root = sglang_plugged.root
-    with running(service, sglang_plugged, "--run", OTHER, root=root) as job:
-        with fine_tuning(job, models / "model_a") as trainer:
-            kinds = [trainer.publish().kind for _ in range(4)]
-            assert kinds == [Kind.FULL, *[Kind.DELTA] * 3]
-            by_deltas = trainer.answered()
-            assert by_deltas.label == "4"
-            assert sglang_plugged.labels[0].endswith("/v000004")
-            whole = trainer.gathered(tmp_path / "whole")
-        job.serve(whole, 5)
-        assert served_by(sglang_plugged).answer == by_deltas.answer
-    assert not (root / ".refitd" / "copies").exists()
 
 
 async def test_an_engine_that_dies_after_it_has_prepared_is_found_again_when_it_is_back(

@@ -209,17 +209,3 @@ async def test_a_restart_in_the_middle_of_an_update_is_no_success(tmp_path: Path
         assert await groups.finish() is None
         assert published.versions == []
     assert not (tmp_path / "spool").exists()
-
-
-async def test_a_group_of_nccl_without_as_many_gpus_is_refused_before_any_call_of_a_group(tmp_path: Path) -> None:
-    def called(*_: object) -> None:
-        raise AssertionError("a member has called the trainer's store")
-
-    store = await asyncio.start_server(called, LOOPBACK, 0)
-    async with store, answering(tmp_path) as (groups, _):
-        port = store.sockets[0].getsockname()[1]
-        group = TrainerGroup(name=GROUP, address=LOOPBACK, port=port, ranks=2, backend="nccl")
-        refused = await groups.init("engine-0", group, 1, kept=True)
-        assert "2 ranks needs a GPU" in str(refused)
-        assert "weight_update_mode to disk" in str(refused)
-        assert members(groups) == [None, None]

@@ -22,7 +22,6 @@ from refitd_client.errors import (
 from support.command_line import refitd
 
 NAMES = [name for names in COMMANDS.values() for name in names]
-EVERY = [[name] for name in NAMES] + [["engines", verb] for verb in ("list", "add", "remove", "resync")]
 
 
 def run_without(package: str, *args: str) -> subprocess.CompletedProcess[str]:
@@ -42,18 +41,6 @@ def test_the_bare_sdk_says_in_one_line_what_is_missing_and_what_installs_it(pack
     assert done.stderr == f"refitd: the module {package} is missing: pip install '.[service]' in its clone\n"
 
 
-def test_serve_without_its_web_framework_says_the_same(tmp_path: object) -> None:
-    done = run_without("fastapi", "serve", "--root", str(tmp_path), "--port", "0")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "refitd: the module fastapi is missing: pip install '.[service]' in its clone\n"
-
-
-def test_a_demo_without_torch_asks_for_the_other_extra() -> None:
-    done = run_without("torch", "demo", "--steps", "1")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "refitd: the module torch is missing: pip install '.[embedded]' in its clone\n"
-
-
 def test_a_missing_part_of_refitd_is_a_bug_and_not_an_extra() -> None:
     done = run_without("refitd.cli.render", "status")
     assert done.returncode == 1
@@ -66,19 +53,6 @@ def test_a_command_imports_what_it_needs_and_not_the_service() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
-
-
-def test_the_module_is_the_command() -> None:
-    done = subprocess.run([sys.executable, "-m", "refitd", "--version"], capture_output=True, text=True, check=True)
-    assert re.fullmatch(r"refitd \d+\.\d+\.\d+\S*\n", done.stdout)
-
-
-@pytest.mark.parametrize("command", EVERY, ids=" ".join)
-def test_help_shows_options_for_machines_and_the_exit_codes(command: list[str]) -> None:
-    shown = refitd(*command, "--help").output
-    assert "--json" in shown
-    assert "Exit codes: 0 done" in shown
-    assert "<bool>" not in shown, "a switch takes no value"
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in {"pin", "unpin"}])
@@ -97,14 +71,6 @@ def test_help_shows_the_commands_that_a_user_needs_and_help_all_shows_every_comm
     assert listed("help", "all") == set(NAMES)
     assert refitd("help", "rollback").output == refitd("rollback", "--help").output
     assert refitd("help", "stats").exit_code == 2
-
-
-def test_no_command_shows_the_help() -> None:
-    assert "Keep inference engines" in refitd().output
-
-
-def test_a_command_that_is_none_is_wrong_usage() -> None:
-    assert refitd("stats").exit_code == 2
 
 
 @pytest.mark.parametrize(

@@ -69,14 +69,6 @@ def test_the_next_publisher_of_a_run_removes_what_a_killed_one_left(tmp_path: Pa
     assert len(list((tmp_path / "run").glob("v*"))) == 1
 
 
-def test_what_was_killed_right_before_its_name_is_removed_as_well(tmp_path: Path) -> None:
-    left = dead(tmp_path, "run")
-    (left / "refit.json").write_bytes(b"{}")
-    (left / ".lock").unlink()
-    WeightPublisher(tmp_path, "run").close()
-    assert left_in(tmp_path, "run") == []
-
-
 def test_a_living_publisher_of_another_run_loses_nothing(tmp_path: Path) -> None:
     dead(tmp_path, "run")
     with writing(tmp_path, "other"):

@@ -101,32 +101,6 @@ def test_close_in_a_handler_ends_the_publication_and_frees_the_run(tmp_path: Pat
         assert publisher.begins(1) is None
 
 
-def test_close_in_a_handler_ends_a_publication_that_syncs_its_files(tmp_path: Path) -> None:
-    """Nothing is counted any more then, and nothing has a name yet."""
-    status, told = run(tmp_path, "synced", "close")
-    assert (status, left(tmp_path)) == (0, []), told
-    assert "ended" in told
-
-
-@pytest.mark.parametrize(
-    ("place", "block"),
-    [
-        ("recorded", "committed"),
-        ("named", "committed"),
-        ("told", "committed"),
-        ("begun", "staged"),
-        ("named", "staged"),
-    ],
-)
-def test_close_in_a_handler_leaves_a_version_that_is_staged_or_being_committed_whole(
-    tmp_path: Path, place: str, block: str
-) -> None:
-    """It is published, and then the publisher is closed."""
-    status, told = run(tmp_path, place, "close", block)
-    assert (status, left(tmp_path)) == (0, ["v000001"]), told
-    assert "published\nfree" in told
-
-
 @pytest.mark.parametrize("place", ["placed", "read", "made", "synced", "recorded", "named"])
 def test_another_call_in_a_handler_is_refused_and_the_publication_goes_on(tmp_path: Path, place: str) -> None:
     """It would have to wait for what it interrupts."""
@@ -135,12 +109,6 @@ def test_another_call_in_a_handler_is_refused_and_the_publication_goes_on(tmp_pa
     assert "refused begins was called in the middle of publish" in told
     assert "refused publish was called in the middle of publish" in told
     assert "published\nfree" in told
-
-
-def test_a_handler_that_exits_leaves_nothing_behind(tmp_path: Path) -> None:
-    """As an interrupt does."""
-    status, told = run(tmp_path, "made", "exit")
-    assert (status, left(tmp_path)) == (3, []), told
 
 
 def test_a_publisher_can_be_closed_by_its_progress_and_not_asked_anything(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """One publisher a run, for exactly as long as it lives."""
 
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from refitd_client import PublishError, RunBusyError, StorageError, WeightPublisher
+from refitd_client import RunBusyError, WeightPublisher
 from refitd_client.files.plain_file import FileLock, LockHeldError
 from refitd_client.publish.run_folder import LOCK_NAME
 
@@ -35,35 +34,6 @@ def test_a_second_publisher_is_told_what_to_do_about_the_lock_and_what_not(tmp_p
         with pytest.raises(RunBusyError, match="end its process on node3, or use another run name"):
             WeightPublisher(tmp_path, "other")
         assert publisher is not None
-
-
-def test_closing_lets_the_next_one_in(tmp_path: Path) -> None:
-    """And closing twice is harmless."""
-    first = WeightPublisher(tmp_path, "run")
-    first.close()
-    first.close()
-    WeightPublisher(tmp_path, "run").close()
-
-
-def test_a_closed_publisher_publishes_nothing(tmp_path: Path) -> None:
-    """It would do so without a lock."""
-    publisher = WeightPublisher(tmp_path, "run")
-    publisher.close()
-    with pytest.raises(PublishError, match="is closed"):
-        publisher.publish({}, step=1)
-
-
-def test_a_forgotten_publisher_lets_the_run_go(tmp_path: Path) -> None:
-    """One that nobody refers to any more."""
-    publisher = WeightPublisher(tmp_path, "run")
-    del publisher
-    WeightPublisher(tmp_path, "run").close()
-
-
-def test_other_runs_are_free(tmp_path: Path) -> None:
-    """Also runs below this one."""
-    with WeightPublisher(tmp_path, "run"), WeightPublisher(tmp_path, "run/below"), WeightPublisher(tmp_path, "other"):
-        pass
 
 
 def test_kill_9_frees_the_run(tmp_path: Path) -> None:
@@ -127,20 +97,6 @@ def test_a_forked_child_neither_gives_the_lock_away_nor_keeps_it(tmp_path: Path)
     assert done.stdout.split() == ["RunBusyError", "free"]
 
 
-def test_a_spawned_child_has_no_part_in_it(tmp_path: Path) -> None:
-    """The lock's descriptor is not inherited."""
-    with WeightPublisher(tmp_path, "run"):
-        process = multiprocessing.get_context("spawn").Process(target=_expect_busy, args=(tmp_path,))
-        process.start()
-        process.join()
-    assert process.exitcode == 0
-
-
-def _expect_busy(root: Path) -> None:
-    with pytest.raises(RunBusyError):
-        WeightPublisher(root, "run")
-
-
 def test_a_lock_file_that_says_nothing_is_still_a_lock(tmp_path: Path) -> None:
     """Its holder may be about to write to it."""
     lock = FileLock(tmp_path / "lock")
@@ -149,10 +105,3 @@ def test_a_lock_file_that_says_nothing_is_still_a_lock(tmp_path: Path) -> None:
         FileLock(tmp_path / "lock")
     assert caught.value.holder is None
     lock.release()
-
-
-def test_a_root_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    """Here a file is in its way."""
-    (tmp_path / "root").write_text("")
-    with pytest.raises(StorageError, match=str(tmp_path / "root")):
-        WeightPublisher(tmp_path / "root", "run")

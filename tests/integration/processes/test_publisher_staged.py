@@ -7,7 +7,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Generator, Iterator
-from concurrent.futures import wait
 from contextlib import contextmanager
 from pathlib import Path
 from textwrap import dedent
@@ -22,7 +21,6 @@ from refitd_client import (
     PublishOptions,
     RunBusyError,
     StepConflictError,
-    WaitTimeoutError,
     WeightPublisher,
 )
 from refitd_client.write import version_folder
@@ -114,15 +112,6 @@ def test_an_error_is_raised_by_the_next_call_which_publishes_nothing(run: Path, 
     assert published.versions(run) == ["v000003"]
 
 
-def test_an_error_is_raised_by_wait_and_then_not_again(run: Path, publisher: WeightPublisher) -> None:
-    publication = publisher.publish(bad(), step=2, block="staged")
-    for _ in range(2):
-        with pytest.raises(InvalidWeightsError, match="tensor a"):
-            publication.wait(timeout=30)
-    publisher.publish(durable_effects.weights(2), step=2, block="staged").committed()
-    assert published.versions(run) == ["v000002"]
-
-
 def test_an_error_that_nobody_has_heard_of_is_raised_by_close(run: Path) -> None:
     publisher = WeightPublisher(run.parent, "run")
     publisher.publish(bad(), step=2, block="staged")
@@ -130,12 +119,6 @@ def test_an_error_that_nobody_has_heard_of_is_raised_by_close(run: Path) -> None
         publisher.close()
     publisher.close()
     WeightPublisher(run.parent, "run").close()  # the run was let go all the same
-
-
-def test_an_error_of_the_trainer_s_own_is_not_replaced(run: Path) -> None:
-    with pytest.raises(ZeroDivisionError), WeightPublisher(run.parent, "run") as publisher:  # noqa: PT012
-        publisher.publish(bad(), step=2, block="staged")
-        raise ZeroDivisionError
 
 
 def test_close_waits_for_the_commit(run: Path, gate: threading.Event) -> None:
@@ -154,14 +137,6 @@ def test_the_same_step_twice_is_a_conflict_though_the_first_is_on_its_way(publis
     publisher.publish(durable_effects.weights(1), step=1, block="staged")
     with pytest.raises(StepConflictError):
         publisher.publish(durable_effects.weights(1), step=1)
-
-
-def test_a_wait_for_the_commit_ends_when_its_time_is_up(publisher: WeightPublisher, gate: threading.Event) -> None:
-    publication = publisher.publish(durable_effects.weights(1), step=1, block="staged")
-    with pytest.raises(WaitTimeoutError, match="not committed"):
-        publication.committed(0.01)
-    gate.set()
-    assert publication.committed(30).step == 1
 
 
 def test_an_io_error_at_every_step_of_the_background_is_delivered(run: Path, tmp_path: Path) -> None:
@@ -252,37 +227,6 @@ def test_threads_can_still_be_begun_at_the_end_of_the_interpreter(run: Path) -> 
     published.check(run / "v000001")
 
 
-FAILS = dedent("""
-    import sys
-    import numpy as np
-    from refitd_client import PublishOptions, WeightPublisher
-
-    publisher = WeightPublisher(sys.argv[1], "run")
-    publisher.publish({"w": np.full(4, np.nan, np.float32)}, step=1, block="staged")
-    """)
-
-
-def test_an_error_at_the_end_of_the_interpreter_is_logged(run: Path) -> None:
-    """Nobody is left to hear of it in another way."""
-    done = subprocess.run([sys.executable, "-c", FAILS, str(run.parent)], check=True, capture_output=True, text=True)
-    assert "nothing waited for it: tensor w holds 4 values that are NaN or infinite" in done.stderr
-    assert published.leftovers(run) == []
-
-
-def test_an_error_is_logged_when_the_publisher_is_let_go_of(run: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """And not again, when somebody has heard of it."""
-    for heard in (True, False):
-        publisher = WeightPublisher(run.parent, "run")
-        publication = publisher.publish({"w": np.full(4, np.nan, np.float32)}, step=1, block="staged")
-        if heard:
-            with pytest.raises(InvalidWeightsError):
-                publication.committed()
-        wait([publication.pending._future])
-        del publisher, publication
-        gc.collect()
-        assert ("nothing waited for it" in caplog.text) is not heard
-
-
 def test_a_publisher_that_is_let_go_of_holds_its_run_until_its_last_version_is_there(
     run: Path, gate: threading.Event
 ) -> None:
@@ -311,19 +255,6 @@ def test_a_publisher_that_is_let_go_of_gives_memory_and_descriptors_back(block: 
         with opened_when_free(root / "run"):
             pass
         assert not used(root)
-
-
-def test_progress_is_told_in_the_trainer_s_thread_alone(publisher: WeightPublisher) -> None:
-    threads: set[int] = set()
-    big = {f"t{number}": np.ones((1024, 1024), np.float32) for number in range(16)}
-    for step, block in ((1, "staged"), (2, "committed")):
-        publisher.publish(
-            big,
-            step=step,
-            block=block,  # type: ignore[call-overload]
-            progress=lambda _: threads.add(threading.get_ident()),
-        )
-    assert threads == {threading.get_ident()}
 
 
 def test_no_thread_writes_on_after_an_error(publisher: WeightPublisher, run: Path) -> None:

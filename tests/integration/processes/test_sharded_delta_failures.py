@@ -25,7 +25,6 @@ from refitd_client.sharded.rank_shadow import RankShadow
 from support import published, sharded_cases
 from support.inside import in_rank
 from support.ranks import attempted, run_ranks
-from support.scripted_service import Answer, Request, ScriptedService, problem, version
 from support.sharded_deltas import bases, train
 
 FIRST = "nothing to compare with: the publisher's first version, or its first after one without delta='auto'"
@@ -48,20 +47,6 @@ class Trainer:
         done = self.publisher.publish(self.weights, step=self.step, transport="delta" if delta == "auto" else None)
         self.base = self.step
         return done.kind.value, done.why_full
-
-
-def _anchors(rank: int, size: int, root: Path) -> list[tuple[str, str | None]]:
-    rules = DeltaRules(threshold=0.3, anchor_every=3)
-    with WeightPublisher(root, "run", ranks="all", options=PublishOptions(delta_rules=rules)) as publisher:
-        trainer = Trainer(publisher, sharded_cases.fsdp2(rank, size))
-        return [trainer.publish() for _ in range(6)]
-
-
-def test_every_so_many_versions_of_several_ranks_one_is_full_and_deltas_go_on_from_it(tmp_path: Path) -> None:
-    anchor = "full", "an anchor: 2 deltas were published since the last full version"
-    delta = "delta", None
-    for told in run_ranks(2, tmp_path, _anchors, tmp_path / "root"):
-        assert told == [("full", FIRST), delta, delta, anchor, delta, delta]
 
 
 def _with_one_failure(rank: int, size: int, root: Path, fail: Callable[[int, Trainer], Exception | None]) -> list[Any]:
@@ -186,28 +171,6 @@ def test_ranks_that_do_not_say_the_same_of_deltas_are_refused_on_every_rank_with
         assert choice == "rank 1 asks for transport=None and rank 0 for 'delta': all ranks ask for the same"
         assert then == ("full", "nothing to compare with: ranks 0 and 1 have no copy of the last version")
     assert published.versions(tmp_path / "root/run") == ["v000001", "v000003"]
-
-
-def _refused_notice(rank: int, size: int, root: Path, url: str) -> list[Any]:
-    with WeightPublisher(
-        root, "run", url, ranks="all", options=PublishOptions(token="secret", delta_rules=RULES)
-    ) as publisher:
-        trainer = Trainer(publisher, sharded_cases.fsdp2(rank, size))
-        told: list[Any] = [trainer.publish(), str(attempted(trainer.publish))]
-        trainer.base = 2
-        return [*told, trainer.publish()]
-
-
-def test_a_delta_whose_notice_is_refused_is_published_and_the_next_leads_from_it(tmp_path: Path) -> None:
-    def answer(requests: list[Request]) -> Answer:
-        return problem(401, "unauthorized") if requests[-1].body["step"] == 2 else (202, version())
-
-    with ScriptedService(answer) as service:
-        for told in run_ranks(2, tmp_path, _refused_notice, tmp_path / "root", service.url):
-            assert isinstance(told, list), told
-            assert told[0][0] == "full"
-            assert "unauthorized" in told[1]
-            assert told[2] == ("delta", None)
 
 
 def _resharded(rank: int, size: int, root: Path) -> list[Any]:

@@ -12,13 +12,11 @@ import pytest
 import torch
 
 from refitd_client import (
-    ConflictError,
     InvalidWeightsError,
     NoSpaceError,
     PublishError,
     PublishOptions,
     RankLostError,
-    RunBusyError,
     Sharded,
     StepConflictError,
     UnauthorizedError,
@@ -209,72 +207,6 @@ def test_a_rank_with_arguments_that_cannot_be_is_named_on_every_rank_and_they_st
     assert published.leftovers(tmp_path / "run") == []
 
 
-OTHER_ROOT = object()  # beside the right one
-OPENED_BADLY: list[tuple[int, dict[str, Any], type[Exception], str]] = [
-    (1, {"shadow": "host"}, ValueError, "rank 1: shadow is 'host': it is 'gpu' or 'stream'"),
-    (0, {"durable": "often"}, ValueError, "rank 0: durable is 'often': it is 'always', 'never', or 'every=10'"),
-    (1, {"rank_timeout": 0}, ValueError, "rank 1: rank_timeout is 0; it is a positive number of seconds"),
-    (0, {"rank_timeout": float("nan")}, ValueError, "rank 0: rank_timeout is nan"),
-    (1, {"rank_timeout": "5"}, ValueError, "rank 1: rank_timeout is '5'"),
-    (1, {"dtype": "fp8_block"}, ValueError, "rank 1: dtype fp8_block takes whole weights"),
-    (0, {"dtype": "float13"}, ValueError, "rank 0: .*float13"),
-    (1, {"service_url": "ftp://x"}, ValueError, "rank 1: service URL 'ftp://x' names no HTTP service"),
-    (1, {"root": "s3://bucket/prefix"}, ValueError, "rank 1: ranks publish into a folder"),
-    (1, {"root": "gs:/bucket"}, ValueError, "rank 1: root begins as a URL does, with gs:/, and is none"),
-    (1, {"root": 7}, TypeError, "rank 1: .*not int"),
-    (1, {"run": "other"}, PublishError, "rank 1 was opened with run='other' and rank 0 with 'run': all ranks are"),
-    (0, {"root": OTHER_ROOT}, PublishError, "rank 1 was opened with root='/.*' and rank 0 with '/.*/other'"),
-    (0, {"max_shard_bytes": 9}, PublishError, "rank 1 was opened with max_shard_bytes=None and rank 0 with 9: "),
-]
-
-
-def _opened_with(given: dict[str, Any]) -> WeightPublisher:
-    options = {name: each for name, each in given.items() if name not in {"root", "run", "service_url"}}
-    place = given["root"], given["run"], given.get("service_url")
-    return WeightPublisher(*place, ranks="all", options=PublishOptions(**options))
-
-
-def _opened_badly(rank: int, _: int, root: Path) -> list[Exception | None]:
-    """One rank after the other opens a publisher with arguments that cannot be; a good one publishes after each."""
-    told = list[Exception | None]()
-    for step, (mistaken, arguments, *_said) in enumerate(OPENED_BADLY, 1):
-        good: dict[str, Any] = {"root": root, "run": "run", "rank_timeout": 60}
-        asked = good | arguments if rank == mistaken else good
-        if asked["root"] is OTHER_ROOT:
-            asked["root"] = root / "other"
-        told.append(attempted(lambda: _opened_with(asked).close()))  # noqa: B023
-        with _opened_with(good) as publisher:
-            publisher.publish({"w": torch.ones(8)}, step=step)
-    return told
-
-
-def test_a_rank_that_opens_a_publisher_by_arguments_that_cannot_be_is_named_on_every_rank(tmp_path: Path) -> None:
-    """At once: the others would wait for several timeouts of a minute, and the test gives them one."""
-    for told in run_ranks(2, tmp_path, _opened_badly, tmp_path):
-        assert isinstance(told, list), told
-        for error, (_, _, kind, said) in zip(told, OPENED_BADLY, strict=True):
-            assert type(error) is kind, error
-            assert re.match(said, str(error)), error
-    assert published.whole(tmp_path / "run") == [f"v{step:06}" for step in range(1, len(OPENED_BADLY) + 1)]
-
-
-def _never_opened(rank: int, _: int, root: Path) -> Exception | None:
-    """Rank 1 opens none, and is there until rank 0 has given up."""
-    if rank == 1:
-        while not (root / "given up").exists():
-            time.sleep(0.01)
-        return None
-    error = attempted(lambda: WeightPublisher(root, "run", ranks="all", options=PublishOptions(rank_timeout=0.1)))
-    (root / "given up").touch()
-    return error
-
-
-def test_a_rank_that_never_opens_its_publisher_is_given_up_with_a_sentence(tmp_path: Path) -> None:
-    error, _ = run_ranks(2, tmp_path, _never_opened, tmp_path)
-    assert type(error) is PublishError
-    assert "not every rank opened its publisher within 0.8 s" in str(error)
-
-
 def _no_room(rank: int, size: int, root: Path) -> Exception | None:
     model = sharded_cases.fsdp2(rank, size)
     original = durable.write_at
@@ -346,32 +278,11 @@ def test_a_rank_that_does_not_listen_is_given_up_by_name(tmp_path: Path) -> None
     assert published.whole(tmp_path / "run") == []
 
 
-def _opened(_: int, __: int, root: Path) -> Exception | None:
-    return attempted(lambda: WeightPublisher(root, "run", ranks="all").close())
-
-
-def test_a_run_that_is_held_by_another_is_refused_on_every_rank(tmp_path: Path) -> None:
-    """And the name of a run that cannot be one."""
-    with WeightPublisher(tmp_path, "run"):
-        errors = run_ranks(2, tmp_path, _opened, tmp_path)
-    assert [type(error) for error in errors] == [RunBusyError] * 2
-    assert run_ranks(2, tmp_path, _opened, tmp_path) == [None, None]
-
-
 def test_one_process_without_a_group_is_told_what_to_use_instead(tmp_path: Path) -> None:
     """Before anything is made."""
     with pytest.raises(PublishError, match="init_process_group first, or leave ranks= out"):
         WeightPublisher(tmp_path / "root", "run", ranks="all")
     assert not (tmp_path / "root").exists()
-
-
-def _recycled(rank: int, size: int, root: Path) -> None:
-    with WeightPublisher(root, "run", ranks="all") as publisher:
-        publisher.publish({"w": torch.full((300, 300), 1.0)}, step=1)
-        publisher.publish({"w": torch.full((300, 300), 2.0)}, step=2)
-        if rank == 0:
-            _hand_back(root, root / "run" / "v000001")
-        publisher.publish({"w": torch.full((300, 300), 3.0)}, step=3)
 
 
 def _hand_back(root: Path, version: Path) -> None:
@@ -391,14 +302,6 @@ def _shards(folder: Path) -> list[Path]:
 def _header(path: Path) -> bytes:
     data = path.read_bytes()
     return data[: 8 + int.from_bytes(data[:8], "little")]
-
-
-def test_ranks_write_into_a_slot_where_there_is_one(tmp_path: Path) -> None:
-    """Every byte of it anew, in place."""
-    assert run_ranks(2, tmp_path, _recycled, tmp_path) == [None, None]
-    assert list((tmp_path / slots_path("run")).iterdir()) == []
-    published.check(tmp_path / "run" / "v000003")
-    assert (published.tensors(tmp_path / "run" / "v000003")["w"] == 3).all()
 
 
 def _fail_in_a_slot(rank: int, size: int, root: Path) -> list[Exception | None]:
@@ -459,25 +362,6 @@ def test_one_rank_tells_the_service_and_any_can_wait(tmp_path: Path) -> None:
     assert published.whole(tmp_path / "run") == ["v000001", "v000002"]
 
 
-def _of_another_root(_: int, __: int, root: Path, url: str) -> list[Exception | None]:
-    missing = attempted(lambda: WeightPublisher(root / "new", "run", url, ranks="all").close())
-    with WeightPublisher(root, "run", url, ranks="all") as publisher:
-        return [missing, attempted(lambda: publisher.publish({"w": torch.ones(3)}, step=1))]
-
-
-def test_a_root_that_the_service_does_not_watch_is_refused_on_every_rank_before_anything_is_written(
-    tmp_path: Path,
-) -> None:
-    root = tmp_path / "root"
-    root.mkdir()
-    with ScriptedService(lambda _: problem(409, "other-root"), root="another") as service:
-        told = run_ranks(2, tmp_path, _of_another_root, root, service.url)
-    for errors in told:
-        assert [type(error) for error in errors] == [ConflictError] * 2
-    assert [path.name for path in root.iterdir()] == ["run"]
-    assert [path.name for path in (root / "run").iterdir()] == [".publisher.lock"]
-
-
 def _fail_while_others_redistribute(rank: int, size: int, root: Path, failure: Exception) -> list[Exception | None]:
     """Rank 1 cannot open its files, or its memory is full; all of them have tensors that take a collective to read."""
     from torch.distributed.tensor import Shard
@@ -513,22 +397,3 @@ def test_a_rank_that_fails_before_a_collective_leaves_no_other_in_it(
         assert re.search(f"rank 1.*{said}", str(error)), error
         assert again is None
     assert published.whole(tmp_path / "root" / "run") == ["v000001"]
-
-
-def _agree_on_what_is_not_written(rank: int, size: int, root: Path) -> list[str]:
-    """A layout is agreed on, and the version is refused before any rank hears of it; on rank 1 alone it is another."""
-    one, other = _plain((4, 3))(rank, size), _plain((4, 3))(rank, size)
-    if rank == 1:
-        other["more"] = torch.ones(3)
-    with WeightPublisher(root, "run", ranks="all") as publisher:
-        publisher.publish(one, step=1)
-        told = [type(attempted(lambda: publisher.publish(other, step=1))).__name__ for _ in range(2)]
-        publisher.publish(other, step=2)
-    return told
-
-
-def test_a_layout_that_was_agreed_on_and_not_written_is_no_layout(tmp_path: Path) -> None:
-    told = run_ranks(2, tmp_path, _agree_on_what_is_not_written, tmp_path / "root")
-    assert told == [["StepConflictError"] * 2] * 2
-    assert published.whole(tmp_path / "root" / "run") == ["v000001", "v000002"]
-    assert {*published.tensors(tmp_path / "root/run/v000002")} == {"w", "more"}

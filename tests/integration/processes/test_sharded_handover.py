@@ -12,14 +12,13 @@ import torch
 
 from refitd_client import PublishOptions, RankLostError, Sharded, WeightPublisher
 from refitd_client.contract.manifest import parse_manifest
-from refitd_client.sharded.rank_export import RankExport
 from refitd_client.transport.memory import SHARED_MEMORY
 from refitd_client.transport.offer import HostPlace, piece_name
 from support import published
 from support.exporting import shared
 from support.hubs import until
 from support.mini_sglang import tiny_weights
-from support.ranks import attempted, run_ranks
+from support.ranks import run_ranks
 from support.sharded_trainer import RUN, ShardedJob, fill, fsdp2_weights, sharded_job
 
 pytestmark = pytest.mark.timeout(600)
@@ -172,45 +171,3 @@ def test_a_rank_that_is_killed_before_the_engine_is_done_leaves_the_engine_what_
     assert [handed.engines for handed in told] == [(job.engine_id,)] * 2
     assert job.engine.holds(13)
     assert list((job.root / RUN).glob(".lender-*")) == []  # that of the dead one, too
-
-
-def _fail_once(rank: int, size: int, root: Path, url: str) -> Any:
-    """Rank 1 cannot lend, then says that it wants files alone; at last it does as rank 0 does. No files follow."""
-    model, told, lend = fsdp2_weights(1, size), list[Any](), RankExport.lend
-
-    def fail(lender: RankExport, *args: Any, **more: Any) -> Any:
-        lend(lender, *args, **more)
-        raise OSError("no locks available")
-
-    with WeightPublisher(
-        root, RUN, url, ranks="all", options=PublishOptions(dtype="bfloat16", durable="never")
-    ) as publisher:
-        publisher.publish(model, step=1).wait(SECONDS)
-        fill(model, 2)
-        if rank == 1:
-            RankExport.lend = fail  # pyright: ignore[reportAttributeAccessIssue]
-        failed = publisher.publish(model, step=2, transport="handover")
-        failed.wait(SECONDS)
-        RankExport.lend = lend
-        told += [failed.handed, failed.committed().in_memory]
-        mine = "disk" if rank else "handover"
-        told.append(str(attempted(lambda: publisher.publish(model, step=3, transport=mine))))
-        fill(model, 3)
-        lent = publisher.publish(model, step=3, transport="handover")
-        told += [lent.handed, lent.committed().in_memory]
-    return told
-
-
-def test_a_rank_that_cannot_lend_is_named_and_one_that_wants_something_else_is_refused_on_all(
-    job: ShardedJob, tmp_path: Path
-) -> None:
-    first, second = run_ranks(2, tmp_path, _fail_once, job.root, job.refitd.url, limit=SECONDS)
-    assert isinstance(first, list), first
-    assert first == second
-    failed, failed_in_memory, other, lent, lent_in_memory = first
-    assert (failed.engines, failed_in_memory) == ((), False)
-    assert "the tensors cannot be exported: rank 1: no locks available" in failed.reason
-    assert other == "rank 1 asks for transport='disk' and rank 0 for 'handover': all ranks ask for the same"
-    assert (lent.engines, lent.reason, lent_in_memory) == ((job.engine_id,), None, True)
-    assert job.engine.holds(3)
-    assert published.versions(job.root / RUN) == ["v000001", "v000002"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from refitd_client import PublishError, PublishOptions, WeightPublisher
+from refitd_client import PublishOptions, WeightPublisher
 from refitd_client.contract.states import EngineState
 from support import published
 from support.hubs import until
@@ -71,27 +71,3 @@ def test_versions_of_several_ranks_without_files_outlive_their_trainer_and_a_rol
     assert job.client.rollback(RUN).id == "run~v000001"
     until(lambda: engine().version == "run~v000001", "the engine has the version with files")
     assert job.engine.holds(1)
-
-
-def _disagree(rank: int, size: int, root: Path, url: str) -> tuple[Exception | None, str]:
-    """Ranks that do not say the same; then two that do."""
-    model, mine = fsdp2_weights(1, size), ("every=10", "never")[rank]
-    with WeightPublisher(
-        root, RUN, url, ranks="all", options=PublishOptions(dtype="bfloat16", durable=mine)
-    ) as publisher:
-        refused = attempted(lambda: publisher.publish(model, step=1, transport="gloo"))
-    with WeightPublisher(
-        root, RUN, url, ranks="all", options=PublishOptions(dtype="bfloat16", durable="never")
-    ) as publisher:
-        return refused, publisher.publish(model, step=1, transport="gloo").committed().version_id
-
-
-def test_ranks_that_ask_for_other_files_are_refused_on_every_rank_with_both_words(
-    job: ShardedJob, tmp_path: Path
-) -> None:
-    for told in run_ranks(2, tmp_path, _disagree, job.root, job.refitd.url, limit=SECONDS):
-        assert isinstance(told, tuple), told
-        refused, version = told
-        assert isinstance(refused, PublishError)
-        assert str(refused) == ("rank 1 asks for durable='never' and rank 0 for 'every=10': all ranks ask for the same")
-        assert version == "run~v000001"

@@ -8,9 +8,7 @@ import pytest
 
 from refitd_client import PublishOptions, WeightPublisher
 from refitd_client.contract.manifest import parse_manifest
-from refitd_client.sharded.holdings import NamingOptions, holdings_of
-from refitd_client.tensors import Casts
-from support import published, sharded_cases
+from support import published
 from support.once import made_once
 from support.ranks import run_ranks
 from support.sharded_cases import Case, cases
@@ -82,24 +80,3 @@ def _manifest(folder: Path) -> dict[str, Any]:
     manifest: dict[str, Any] = msgspec.json.decode((folder / "refit.json").read_bytes())
     del manifest["created_at"]
     return manifest
-
-
-def _ways(rank: int, size: int) -> dict[str, set[str]]:
-    from torch.distributed.tensor import Shard
-
-    options = NamingOptions(casts=Casts(), rename=None)
-    rows = holdings_of(sharded_cases.placed(Shard(1))(rank, size), options, {})
-    strided = sharded_cases.fsdp2_and_tp(rank, size).state_dict()
-    return {
-        "redistributed": {name for name, holding in rows.items() if holding.target is not None},
-        "placements": {type(placement).__name__ for each in strided.values() for placement in each.placements},
-        "strided": {name for name, holding in holdings_of(strided, options, {}).items() if holding.target is not None},
-    }
-
-
-def test_short_runs_are_redistributed_and_long_ones_written_as_they_are(tmp_path: Path) -> None:
-    """So the cases above go every way there is."""
-    for ways in run_ranks(4, tmp_path, _ways):
-        assert ways["redistributed"] == {"even", "uneven", "few", "one", "cube", "large"}
-        assert "_StridedShard" in ways["placements"]
-        assert ways["strided"] == {"down.weight"}

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from refitd_client import PublishError, PublishOptions, RankLostError, TransportRefusedError, WeightPublisher
+from refitd_client import PublishOptions, RankLostError, WeightPublisher
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.sharded.follower import Follower
 from refitd_client.sharded.rank_export import RankExport
@@ -77,32 +77,6 @@ def test_what_two_ranks_send_is_served_by_both_ranks_of_the_engine_before_its_fi
     assert sent[-2:] == [SLICED, SLICED]  # it is not known before the first load how each rank loads
     assert set(sent[:-2]) == {2 * total}
     assert published.leftovers(job.root / RUN) == []
-
-
-def _refused(rank: int, size: int, root: Path, url: str, step: int) -> list[Exception | None]:
-    model = fsdp2_weights(step, size)
-    with WeightPublisher(root, RUN, url, ranks="all", options=PublishOptions(dtype="bfloat16")) as publisher:
-        errors = [attempted(lambda: publisher.publish(model, step=step, transport="nccl"))]
-        mine = "gloo" if rank else "disk"
-        errors.append(attempted(lambda: publisher.publish(model, step=step, transport=mine)))
-        publisher.publish(model, step=step, transport="auto").wait(SECONDS)
-    return errors
-
-
-def test_what_cannot_work_is_refused_on_every_rank_with_the_reason_and_auto_takes_files(
-    job: ShardedJob, tmp_path: Path
-) -> None:
-    for told in run_ranks(2, tmp_path, _refused, job.root, job.refitd.url, 11, limit=SECONDS):
-        assert isinstance(told, list), told
-        nccl, other = told
-        assert isinstance(nccl, TransportRefusedError)
-        assert "trainer rank 0: the trainer's torch has no nccl" in str(nccl)
-        assert isinstance(other, PublishError)
-        assert "rank 1 asks for transport='gloo' and rank 0 for 'disk'" in str(other)
-    assert job.engine.holds(11)
-    manifest = parse_manifest((job.root / RUN / "v000011" / "refit.json").read_bytes())
-    assert manifest.metadata["transport"] == "disk"
-    assert "no NCCL" in manifest.metadata["transport_why"]
 
 
 def _when_ready(sender: RankExport, order: Any, flag: Path, then: Callable[[], None]) -> None:

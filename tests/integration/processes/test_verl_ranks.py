@@ -63,24 +63,6 @@ def test_every_rank_holds_and_writes_a_share_and_the_version_is_whole(tmp_path: 
     assert all(torch.equal(found[name], tensor) for name, tensor in model(1).items())
 
 
-def test_with_deltas_rank_0_publishes_alone_and_the_others_take_part_in_the_gathering(tmp_path: Path) -> None:
-    first, second = run_ranks(2, tmp_path, _two_steps, tmp_path / "root", {"delta": "auto"})
-    assert (first, second) == (sorted(NAMES), [])
-    assert versions(tmp_path / "root/exp") == ["v000000", "v000001"]
-
-
-def _more_ranks_than_tensors(rank: int, _: int, root: Path) -> list[str]:
-    made = engine(rank, root)
-    asyncio.run(made.send_weights(gathered({"w": torch.ones(4)}), global_steps=0))
-    torch.distributed.barrier()
-    return sorted(made._share)
-
-
-def test_a_rank_without_a_share_takes_part(tmp_path: Path) -> None:
-    assert run_ranks(2, tmp_path, _more_ranks_than_tensors, tmp_path / "root") == [["w"], []]
-    check(tmp_path / "root/exp/v000000")
-
-
 def _dying(rank: int, _: int, root: Path) -> Exception | None:
     made = engine(rank, root)
     asyncio.run(made.send_weights(gathered(model(0)), global_steps=0))

@@ -29,12 +29,6 @@ async def obey(stage: Stage, *commands: str) -> None:
             assert status == 0, printed
 
 
-async def taken_for_the_asking(stage: Stage) -> None:
-    answer = await stage.http.post("/v1/versions", json={"run": "new", "step": 1, "engines": "mine"})
-    assert answer.is_success
-    await stage.until("new~v000001", lambda record: record.served_at is not None)
-
-
 async def second_run(stage: Stage, **more: str) -> list[str]:
     """A run publishes while all engines follow another; the commands that its notice is answered with."""
     publish(stage.root, "new", 1, tensors(2))
@@ -49,22 +43,6 @@ async def test_what_the_409_of_a_run_without_engines_advises_brings_an_engine(tm
         await stage.until("new~v000001", lambda record: record.served_at is not None)
 
 
-async def test_engines_of_a_closed_run_come_for_the_asking_as_advised(tmp_path: Path) -> None:
-    async with serving(tmp_path) as stage:
-        await stage.served(1)
-        await stage.http.post("/v1/runs", json={"run": "run", "closed": True})
-        assert await second_run(stage) == ["publish --engines mine"]
-        await taken_for_the_asking(stage)
-
-
-async def test_an_ended_run_is_closed_as_advised_and_engines_for_the_asking_come(tmp_path: Path) -> None:
-    async with serving(tmp_path) as stage:
-        await stage.served(1)
-        (close,) = await second_run(stage, engines="mine")
-        await obey(stage, f"{close} --yes")  # it asks where there is a terminal
-        await taken_for_the_asking(stage)
-
-
 async def test_what_a_refused_move_advises_moves_the_engines(tmp_path: Path) -> None:
     async with serving(tmp_path, names=("a", "b")) as stage:
         await stage.served(1)
@@ -73,14 +51,3 @@ async def test_what_a_refused_move_advises_moves_the_engines(tmp_path: Path) -> 
         await obey(stage, next(command for command in commands if command.startswith("engines move")))
         await stage.until("new~v000001", lambda record: record.served_at is not None)
         assert {engine.run for engine in stage.store.engines.values()} == {"new"}
-
-
-async def test_what_a_run_without_engines_says_of_itself_brings_one(tmp_path: Path) -> None:
-    async with serving(tmp_path) as stage:
-        await stage.served(1)
-        await second_run(stage)
-        told = " ".join((await stage.http.get("/v1/explain/new")).json()["sentences"])
-        assert "'refitd explain new'" not in told, "that is what was asked"
-        assert "'refitd explain new'" in " ".join((await stage.http.get("/v1/explain/new~v000001")).json()["sentences"])
-        await obey(stage, next(command for command in _COMMAND.findall(told) if command.startswith("engines move")))
-        await stage.until("new~v000001", lambda record: record.served_at is not None)

@@ -1,40 +1,15 @@
 """The HTTP API over the real parts of the service; engines are in memory."""
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from refitd.engine.port import Outcome
 from refitd_client.contract.naming import Order, version_id
 from refitd_client.contract.states import VersionState
 from support.checkpoints import publish, tensors
 from support.services import Stage, serving
-
-
-async def test_a_notice_is_accepted_once_and_known_after_that(tmp_path: Path) -> None:
-    async with serving(tmp_path) as stage:
-        publish(stage.root, "run", 1, tensors(1))
-        first = await stage.http.post("/v1/versions", json={"run": "run", "step": 1})
-        again = await stage.http.post("/v1/versions", json={"run": "run", "step": 1})
-        assert again.status_code == 200
-        assert first.json()["id"] == again.json()["id"] == "run~v000001"
-        assert first.status_code in {202, 200}  # the watch may have been faster
-
-
-async def test_a_notice_a_thousand_times_at_once_is_one_version(tmp_path: Path) -> None:
-    async with serving(tmp_path) as stage:
-        publish(stage.root, "run", 1, tensors(1))
-        async with asyncio.TaskGroup() as group:
-            posts = [
-                group.create_task(stage.http.post("/v1/versions", json={"run": "run", "step": 1})) for _ in range(1000)
-            ]
-        codes = {post.result().status_code for post in posts}
-        assert codes - {503} <= {200, 202}  # 503: looks at the root wait for each other for too long, and none is lost
-        assert codes - {503}
-        assert len(stage.store.versions) == 1
 
 
 async def test_waiting_for_a_version_ends_when_it_is_served(tmp_path: Path) -> None:
@@ -45,16 +20,6 @@ async def test_waiting_for_a_version_ends_when_it_is_served(tmp_path: Path) -> N
         assert found["outcome"] == "served"
         assert [(engine["state"], engine["step"]) for engine in found["version"]["engines"]] == [("IN_SYNC", 1)] * 2
         assert found["version"]["timings"]["validate"] > 0
-
-
-async def test_waiting_has_an_end(tmp_path: Path) -> None:
-    async with serving(tmp_path, names=("a",)) as stage:
-        stage.engines["a"].gate = asyncio.Event()
-        publish(stage.root, "run", 1, tensors(1))
-        await stage.until("run~v000001", lambda record: record.state is VersionState.SEALED)
-        found = (await stage.http.get("/v1/versions/run~v000001/wait?timeout=0.1")).json()
-        assert found["outcome"] == "pending"
-        stage.engines["a"].gate.set()
 
 
 async def test_waiting_for_a_bad_version_fails_with_the_reason(tmp_path: Path) -> None:
@@ -119,28 +84,6 @@ async def test_a_request_of_the_wrong_form_is_told_the_field_what_came_and_what_
         assert answer.json()["detail"].startswith(said)
 
 
-async def test_one_step_with_other_content_is_a_conflict(tmp_path: Path) -> None:
-    async with serving(tmp_path) as stage:
-        await stage.served(1)
-        publish(stage.root, "run", 99, tensors(2)).rename(stage.root / "elsewhere")
-        answer = await stage.http.post("/v1/versions", json={"run": "run", "step": 1, "path": "elsewhere"})
-        assert (answer.status_code, answer.json()["type"]) == (409, "urn:refitd:problem:version-conflict")
-        assert stage.engines["a"].label == "1"
-
-
-async def test_lists_are_paged_newest_first(tmp_path: Path) -> None:
-    async with serving(tmp_path) as stage:
-        for step in (1, 2, 3):
-            await stage.served(step)
-        steps: list[int] = []
-        cursor = ""
-        while cursor is not None:
-            page = (await stage.http.get(f"/v1/versions?limit=2{cursor and '&cursor=' + cursor}")).json()
-            steps += [version["step"] for version in page["items"]]
-            cursor = page["next_cursor"]
-        assert steps == [3, 2, 1]
-
-
 async def listed(stage: Stage, query: str = "") -> list[str]:
     """The ids on all pages."""
     found, cursor = [], ""
@@ -155,16 +98,6 @@ async def announced(stage: Stage, run: str, step: int) -> None:
     publish(stage.root, run, step, tensors(step))
     assert (await stage.http.post("/v1/versions", json={"run": run, "step": step})).is_success
     await stage.until(version_id(run, Order(1, step)), lambda record: record.state is VersionState.SEALED)
-
-
-async def test_lists_go_by_time_across_runs_and_by_step_within_one(tmp_path: Path) -> None:
-    async with serving(tmp_path, names=()) as stage:
-        for run, step in (("old", 100), ("new", 1), ("old", 101), ("new", 3), ("old", 102), ("new", 2)):
-            await announced(stage, run, step)
-        newest_first = ["old~v000102", "new~v000003", "new~v000002", "old~v000101", "new~v000001", "old~v000100"]
-        assert await listed(stage) == newest_first
-        assert await listed(stage, "&run=new") == [each for each in newest_first if each.startswith("new")]
-        assert await listed(stage, "&state=SEALED&run=old") == ["old~v000102", "old~v000101", "old~v000100"]
 
 
 async def test_a_cursor_neither_skips_nor_repeats_while_versions_come_also_late_ones(tmp_path: Path) -> None:
@@ -206,29 +139,6 @@ async def test_what_is_not_there_is_named(tmp_path: Path, path: str, slug: str) 
         assert (answer.status_code, answer.json()["type"]) == (404, f"urn:refitd:problem:{slug}")
 
 
-async def test_everything_that_changes_anything_needs_the_token(tmp_path: Path) -> None:
-    async with serving(tmp_path, token="secret") as stage:
-        await stage.listed()
-        changes = [
-            ("POST", "/v1/versions"),
-            ("PUT", "/v1/versions/x/pin"),
-            ("DELETE", "/v1/versions/x/pin"),
-            ("POST", "/v1/rollback"),
-            ("POST", "/v1/engines"),
-            ("DELETE", "/v1/engines/x"),
-            ("POST", "/v1/engines/x/resync"),
-            ("POST", "/v1/reclaim"),
-        ]
-        for method, path in changes:
-            for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic secret"}):
-                answer = await stage.http.request(method, path, headers=headers, json={"run": "run", "step": 1})
-                assert answer.status_code == 401, (method, path)
-                assert answer.headers["www-authenticate"].startswith("Bearer realm=")
-        good = await stage.http.put("/v1/versions/x/pin", headers={"Authorization": "Bearer secret"})
-        assert good.status_code == 404
-        assert (await stage.http.get("/v1/versions")).status_code == 200
-
-
 async def test_no_route_that_changes_anything_forgets_the_token(tmp_path: Path) -> None:
     async with serving(tmp_path, token="secret") as stage:
         paths = (await stage.http.get("/openapi.json")).json()["paths"]
@@ -242,49 +152,6 @@ async def test_a_body_that_is_too_large_is_refused(tmp_path: Path) -> None:
     async with serving(tmp_path) as stage:
         answer = await stage.http.post("/v1/versions", content=b"x" * (2**20 + 1))
         assert (answer.status_code, answer.json()["type"]) == (413, "urn:refitd:problem:too-large")
-
-
-async def test_a_rollback_goes_to_the_version_before_and_a_newer_one_rolls_as_usual(tmp_path: Path) -> None:
-    async with serving(tmp_path) as stage:
-        first = await stage.served(1)
-        second = await stage.served(2)
-        answer = await stage.http.post("/v1/rollback", json={"run": "run"})
-        assert answer.json()["id"] == first
-        seen = -1
-        async with asyncio.timeout(10):
-            while stage.engines["a"].label != "1":
-                seen = await stage.store.changed.wait_after(seen, within=0.05)
-        left = (await stage.http.get(f"/v1/versions/{second}/wait")).json()
-        assert (left["version"]["barred"], left["outcome"]) == (True, "failed")
-        await stage.served(3)
-        assert stage.engines["a"].label == "3"
-
-
-async def test_a_rollback_without_an_earlier_version_is_refused(tmp_path: Path) -> None:
-    async with serving(tmp_path) as stage:
-        await stage.served(1)
-        for body, status in (({"run": "run"}, 409), ({"run": "none"}, 404), ({"run": "run", "to": "none"}, 404)):
-            assert (await stage.http.post("/v1/rollback", json=body)).status_code == status
-
-
-async def test_reclaim_keeps_the_last_versions_and_pins_and_says_why(tmp_path: Path) -> None:
-    async with serving(tmp_path) as stage:
-        for step in (1, 2, 3, 4):
-            await stage.served(step)
-        await stage.http.put("/v1/versions/run~v000001/pin")
-        plan = (await stage.http.get("/v1/reclaim/plan")).json()
-        assert {item["version"]: item["keep"] for item in plan["items"]} == {
-            "run~v000001": True,
-            "run~v000002": False,
-            "run~v000003": True,
-            "run~v000004": True,
-        }
-        assert (stage.root / "run/v000002").exists()
-        done = (await stage.http.post("/v1/reclaim")).json()
-        assert done["done"]
-        assert not (stage.root / "run/v000002").exists()
-        assert (await stage.http.get("/v1/versions/run~v000002")).json()["state"] == "DELETED"
-        assert (await stage.http.post("/v1/versions", json={"run": "run", "step": 2})).status_code == 200
 
 
 async def test_engines_come_and_go(tmp_path: Path) -> None:
@@ -302,38 +169,6 @@ async def test_engines_come_and_go(tmp_path: Path) -> None:
         assert (await stage.http.delete("/v1/engines/a:1")).status_code == 409
 
 
-@pytest.mark.parametrize("url", ["ftp://x", "http://user:pass@x", "http://x/path", "nonsense", "http://x?q=1"])
-async def test_an_engine_url_that_is_not_one_is_refused(tmp_path: Path, url: str) -> None:
-    async with serving(tmp_path) as stage:
-        answer = await stage.http.post("/v1/engines", json={"url": url})
-        assert (answer.status_code, answer.json()["type"]) == (422, "urn:refitd:problem:bad-engine-url")
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/versions", {"run": "run", "step": 1, "allow_mising": True}),
-        ("/v1/engines", {"url": "http://127.0.0.1:1", "name": "a"}),
-        ("/v1/rollback", {"run": "run", "version": "run~v000001"}),
-    ],
-)
-async def test_a_field_that_nobody_knows_is_refused_by_name(tmp_path: Path, path: str, body: dict[str, object]) -> None:
-    async with serving(tmp_path) as stage:
-        answer = await stage.http.post(path, json=body)
-        assert (answer.status_code, answer.json()["type"]) == (422, "urn:refitd:problem:bad-request")
-        assert [*body][-1] in answer.json()["detail"]
-
-
-async def test_a_resync_loads_an_engine_again(tmp_path: Path) -> None:
-    async with serving(tmp_path) as stage:
-        await stage.served(1)
-        assert (await stage.http.post("/v1/engines/a:1/resync")).status_code == 202
-        seen = -1
-        async with asyncio.timeout(10):
-            while len(stage.engines["a"].loads) < 2 or stage.store.engines["a:1"].serving is None:
-                seen = await stage.store.changed.wait_after(seen, within=0.05)
-
-
 async def test_versions_and_engines_explain_themselves(tmp_path: Path) -> None:
     async with serving(tmp_path) as stage:
         await stage.served(1)
@@ -342,39 +177,6 @@ async def test_versions_and_engines_explain_themselves(tmp_path: Path) -> None:
         assert any("kept" in sentence for sentence in version)
         engine = (await stage.http.get("/v1/explain/a:1")).json()["sentences"]
         assert "It serves run~v000001; that is the target of run run." in engine
-
-
-async def test_an_engine_s_last_load_is_told_in_words(tmp_path: Path) -> None:
-    async with serving(tmp_path) as stage:
-        await stage.served(1)
-        record = stage.store.engines["a:1"]
-
-        async def told(**changes: Any) -> str:
-            assert record.trouble.last_attempt is not None
-            stage.store.engines["a:1"] = record.having(
-                last_attempt=replace(record.trouble.last_attempt, **{"timings": {}, **changes})
-            )
-            return (await stage.http.get("/v1/explain/a:1")).json()["sentences"][-1]
-
-        assert (await told()).endswith("and went well.")
-        assert (await told(outcome=None)).endswith("and is under way.")
-        refused = await told(outcome="NACK", reason="400 Bad Request")
-        assert refused.endswith("and was refused, which left it as it was: 400 Bad Request.")
-        for outcome in Outcome:
-            assert outcome.name not in await told(outcome=outcome.name)
-        took = await told(timings={"pause": 3.4, "load": 1200.0})
-        assert took.endswith("and went well. It took: pause 3 ms, load 1,200 ms.")
-        explained = (await stage.http.get("/v1/explain/run~v000001")).json()["sentences"]
-        assert any(each.startswith("Its update took: ") and "validate " in each for each in explained)
-
-
-async def test_what_was_rolled_back_from_is_not_called_good(tmp_path: Path) -> None:
-    async with serving(tmp_path) as stage:
-        await stage.served(1)
-        await stage.served(2)
-        await stage.http.post("/v1/rollback", json={"run": "run"})
-        sentences = (await stage.http.get("/v1/explain/run~v000002")).json()["sentences"]
-        assert not any("newest good version" in sentence for sentence in sentences)
 
 
 async def test_a_body_that_curl_calls_a_form_is_answered_with_what_to_send(tmp_path: Path) -> None:
@@ -405,15 +207,6 @@ async def test_health_readiness_and_metrics_need_no_token(tmp_path: Path) -> Non
         metrics = (await stage.http.get("/metrics")).text
         assert 'refitd_versions{state="SEALED"} 1.0' in metrics
         assert 'refitd_engines{state="IN_SYNC"} 1.0' in metrics
-
-
-async def test_a_root_that_vanished_is_not_ready(tmp_path: Path) -> None:
-    async with serving(tmp_path) as stage:
-        stage.root.rename(tmp_path / "unmounted")
-        async with asyncio.timeout(10):
-            while (await stage.http.get("/readyz")).status_code != 503:
-                await stage.store.changed.wait_after(stage.store.changed.count, within=0.02)
-        assert (await stage.http.get("/healthz")).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from refitd_client.contract.states import EngineState, Standing, VersionState
-from refitd_client.contract.wire import Engine, Move, Page, Problem, RunChange, RunGlance
+from refitd_client.contract.states import Standing
+from refitd_client.contract.wire import Move, Page, RunChange, RunGlance
 from support.command_line import answer, refitd
 from support.stand_in_service import StandIn, make_engine, make_run, make_version, stand_in
 
@@ -26,11 +26,6 @@ def a_person(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestMove:
-    def test_engines_go_where_they_were_told_to_go(self, service: StandIn) -> None:
-        result = refitd("engines", "move", "engine-0", "engine-1", "--run", "next", "--yes", "--url", service.url)
-        assert result.stdout == "engine-0, engine-1 follow next from now on.\n"
-        assert service.bodies == [Move(engines=["engine-0", "engine-1"], run="next", insist=True)]
-
     def test_a_script_is_refused_what_an_open_run_would_lose(self, service: StandIn) -> None:
         result = refitd("engines", "move", "engine-0", "--run", "next", "--url", service.url)
         assert result.exit_code == 2
@@ -49,37 +44,6 @@ class TestMove:
         assert "engine-0 follows exp, which is not closed" in result.stdout
         assert result.stdout.endswith("engine-0 follows next from now on.\n")
         assert [body.insist for body in service.bodies] == [False, False, True]
-
-    @pytest.mark.usefixtures("a_person")
-    def test_what_no_insisting_helps_against_is_not_asked_about(self, service: StandIn) -> None:
-        service.trouble = Problem(type="urn:refitd:problem:bad-name", title="No", status=422, detail="no such name")
-        result = refitd("engines", "move", "engine-0", "--run", "-x", "--url", service.url)
-        assert "no such name" in result.stderr
-
-    @pytest.mark.parametrize(
-        ("target", "stays"),
-        [
-            ("old~v000007", "Until then engine-0 is brought to its newest good version, old~v000007."),
-            (None, "It has no good version: until then engine-0 goes on with what it serves."),
-        ],
-    )
-    def test_a_run_that_is_closed_is_said_to_be_so_and_how_it_goes_on(
-        self, service: StandIn, target: str | None, stays: str
-    ) -> None:
-        service.runs = [make_run(run="old", standing=Standing.CLOSED, closed_at="t", target=target), make_run()]
-        command = ("engines", "move", "engine-0", "--yes", "--url", service.url)
-        result = refitd(*command, "--run", "old")
-        assert result.stdout == "engine-0 follows old from now on.\n"
-        assert result.stderr == (
-            "Run old is closed: the next version that is published there opens it, or 'refitd runs reopen old'. "
-            f"{stays} A trainer of another run can take it meanwhile (engines='mine').\n"
-        )
-        assert refitd(*command, "--run", "old", "--json").stderr == result.stderr, "a script hears it too"
-        assert refitd(*command, "--run", "exp").stderr == ""
-
-    def test_json_is_the_engines(self, service: StandIn) -> None:
-        page = answer("engines", "move", "engine-0", "--run", "x", "--yes", "--url", service.url, kind=Page[Engine])
-        assert [(engine.id, engine.run, engine.moved) for engine in page.items] == [("engine-0", "x", True)]
 
 
 @pytest.mark.parametrize(
@@ -114,12 +78,6 @@ class TestRuns:
         page = answer("runs", "--url", service.url, kind=Page[RunGlance])
         assert page.items == service.runs
 
-    def test_a_run_that_is_troubled_is_listed_with_the_reason(self, service: StandIn) -> None:
-        why = "Step 3 is REJECTED: model.safetensors is torn"
-        service.runs = [make_run(standing=Standing.TROUBLED, trouble=why, reasons=[why])]
-        shown = " ".join(refitd("runs", "--url", service.url).stdout.split())
-        assert f"All 2 engines serve step 2, the newest. {why}" in shown
-
     def test_nobody_is_asked_what_a_script_closes(self, service: StandIn) -> None:
         refused = refitd("runs", "close", "exp", "--url", service.url)
         assert refused.exit_code == 2
@@ -135,39 +93,6 @@ class TestRuns:
         result = refitd("runs", "close", "exp", "--url", service.url, stdin="n\n")
         assert "Collection deletes the others" in " ".join(result.stdout.split())
         assert service.bodies == []
-
-    def test_a_run_is_opened_again(self, service: StandIn) -> None:
-        assert refitd("runs", "reopen", "exp", "--url", service.url).stdout.startswith("exp is open. ")
-        assert service.asked[-1] == "POST /v1/runs"
-
-
-@pytest.mark.parametrize("command", [("status",), ("top", "--once")])
-def test_runs_that_are_closed_are_one_line(service: StandIn, command: tuple[str, ...]) -> None:
-    service.engines = [make_engine(run=run.run, step=None) for run in CLOSED]
-    service.runs = CLOSED
-    shown = refitd(*command, "--url", service.url).stdout
-    assert "5 runs are closed: old-0, old-1, old-2 and 2 more ('refitd runs')" in shown
-    assert "CLOSED old-0" not in shown.replace("□ ", "")
-
-
-@pytest.mark.parametrize("command", [("status",), ("top", "--once")])
-def test_a_run_that_no_engine_follows_is_said_to_be_so_with_what_to_do(
-    service: StandIn, command: tuple[str, ...]
-) -> None:
-    remedy = "'refitd engines move ID --run exp' brings an engine here"
-    service.runs = [
-        make_run(standing=Standing.UNFOLLOWED, headline="No engine follows.", reasons=[remedy], target=None, engines={})
-    ]
-    service.engines = [make_engine(run="exp", state=EngineState.PROBING)]
-    shown = refitd(*command, "--url", service.url).stdout
-    assert "○ UNFOLLOWED exp" in shown
-    assert remedy in shown
-
-
-def test_status_says_of_a_run_without_a_good_version_that_no_engine_follows_it(service: StandIn) -> None:
-    service.runs = [make_run(standing=Standing.UNFOLLOWED, headline="No engine follows.", target=None, engines={})]
-    service.versions, service.engines = [make_version(1, state=VersionState.UNKNOWN)], []
-    assert "○ UNFOLLOWED exp: No engine follows\n" in refitd("status", "--url", service.url).stdout
 
 
 class TestDelete:

@@ -1,7 +1,6 @@
 """The client against a real server that misbehaves: lost replies, foreign answers, tokens, waits."""
 
 import socket
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -22,8 +21,7 @@ from refitd_client.errors import (
 from refitd_client.http.client import RefitClient
 from refitd_client.http.exchange import RetryPolicy
 from support.quick_client import QUICK, Use, run
-from support.scripted_server import Step, answer, cut, hang_up, page, problem, serve, silence
-from support.stand_in_service import make_engine, make_run, stand_in
+from support.scripted_server import Step, answer, cut, hang_up, page, problem, serve
 
 NOTICE = Notice(run="exp/trial", step=7, metadata={"loss": "0.1"})
 VERSION = Version(
@@ -37,7 +35,6 @@ VERSION = Version(
     created_at="2026-11-21T12:00:00Z",
 )
 TAKEN = answer(202, msgspec.to_builtins(VERSION))
-FAST_RETRY = RetryPolicy(deadline=0.05, first_pause=0.001, longest_pause=0.01)
 
 
 def waited(outcome: WaitOutcome) -> Step:
@@ -55,11 +52,6 @@ class TestRetries:
         assert len(server.seen) == 3
         assert [msgspec.json.decode(seen.body, type=Notice) for seen in server.seen] == [NOTICE] * 3
 
-    def test_a_notice_survives_a_service_that_never_answers_the_first_time(self) -> None:
-        with serve(silence, TAKEN) as server:
-            assert run(server.url, lambda client: client.announce(NOTICE), timeout=0.2) == VERSION
-        assert len(server.seen) == 2
-
     @pytest.mark.parametrize("fault", [hang_up, cut, page(502)])
     def test_what_may_have_happened_is_not_asked_for_again_where_twice_is_not_once(self, fault: Step) -> None:
         with serve(fault, TAKEN) as server:
@@ -72,10 +64,6 @@ class TestRetries:
                 with pytest.raises(ServiceUnreachableError):
                     run(server.url, use)
         assert len(server.seen) == 3
-
-    def test_a_service_that_says_it_did_nothing_is_asked_again_whatever_the_call(self) -> None:
-        with serve(problem(503, "not-ready"), TAKEN) as server:
-            assert run(server.url, lambda client: client.rollback("exp/trial")) == VERSION
 
     def test_a_service_that_is_still_starting_is_waited_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with socket.socket() as taken:  # bound and not listening: connections are refused
@@ -101,18 +89,6 @@ class TestRetries:
             with pytest.raises(
                 ServiceUnreachableError, match=f"POST {server.url}/v1/versions got no answer.* may have"
             ):
-                run(server.url, lambda client: client.announce(NOTICE), retry=RetryPolicy(deadline=1.0))
-            assert len(server.seen) > 1
-
-    def test_that_nobody_listens_there_is_said_without_the_number_of_the_system(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as bound:
-            url = f"http://127.0.0.1:{bound.getsockname()[1]}"
-        with pytest.raises(ServiceUnreachableError, match=r"connection refused \(is refitd running there\?\)$"):
-            run(url, lambda client: client.versions(), retry=FAST_RETRY)
-
-    def test_the_last_problem_is_the_error_when_the_service_stays_unready(self) -> None:
-        with serve(problem(503, "not-ready", "the journal is locked")) as server:
-            with pytest.raises(ServiceProblemError, match="the journal is locked"):
                 run(server.url, lambda client: client.announce(NOTICE), retry=RetryPolicy(deadline=1.0))
             assert len(server.seen) > 1
 
@@ -165,11 +141,6 @@ class TestForeignAnswers:
             run(server.url, lambda client: client.announce(NOTICE))
         assert caught.value.problem.slug == "a-slug"
 
-    @pytest.mark.parametrize("status", [401, 403])
-    def test_a_proxy_that_wants_a_login_is_a_matter_of_authorisation(self, status: int) -> None:
-        with serve(page(status)) as server, pytest.raises(UnauthorizedError, match="proxy"):
-            run(server.url, lambda client: client.announce(NOTICE))
-
 
 class TestConnection:
     def test_the_token_file_is_read_again_for_each_request(self, tmp_path: Path) -> None:
@@ -183,26 +154,6 @@ class TestConnection:
         with serve(rotate, TAKEN) as server:
             run(server.url, lambda client: client.announce(NOTICE), token_file=file)
         assert [seen.headers["authorization"] for seen in server.seen] == ["Bearer first", "Bearer second"]
-
-    def test_arguments_win_over_the_environment(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        file = tmp_path / "token"
-        file.write_text("from-file")
-        with serve(TAKEN) as server:
-            monkeypatch.setenv("REFITD_URL", server.url + "/")
-            monkeypatch.setenv("REFITD_TOKEN_FILE", str(file))
-            run(None, lambda client: client.announce(NOTICE))
-            monkeypatch.setenv("REFITD_TOKEN", "from-env")
-            run(None, lambda client: client.announce(NOTICE))
-            monkeypatch.setenv("REFITD_URL", "http://127.0.0.1:1")
-            run(server.url, lambda client: client.announce(NOTICE), token="from-argument")
-        sent = [seen.headers["authorization"] for seen in server.seen]
-        assert sent == ["Bearer from-file", "Bearer from-env", "Bearer from-argument"]
-
-    def test_an_empty_token_in_the_environment_is_no_token(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("REFITD_TOKEN", "")
-        with serve(TAKEN) as server:
-            run(server.url, lambda client: client.announce(NOTICE))
-        assert "authorization" not in server.seen[0].headers
 
     def test_proxies_of_the_environment_are_not_used(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
@@ -233,21 +184,6 @@ class TestConnection:
             RefitClient(token=token)
         assert "schl" not in str(caught.value)
 
-    def test_a_missing_token_file_is_named(self, tmp_path: Path) -> None:
-        with serve(TAKEN) as server, pytest.raises(OSError, match="no-such-file"):
-            run(server.url, lambda client: client.announce(NOTICE), token_file=tmp_path / "no-such-file")
-        assert not server.seen
-
-    def test_a_prefix_of_the_url_is_kept(self) -> None:
-        with serve(TAKEN) as server:
-            run(server.url + "/refitd/", lambda client: client.announce(NOTICE))
-        assert server.seen[0].path == "/refitd/v1/versions"
-
-    def test_an_id_stays_one_segment_whatever_is_in_it(self) -> None:
-        with serve(TAKEN) as server:
-            run(server.url, lambda client: client.pin("a/../b?c#d e~"))
-        assert server.seen[0].path == "/v1/versions/a%2F..%2Fb%3Fc%23d%20e~/pin"
-
     @pytest.mark.parametrize("bad", ["", ".", ".."])
     def test_an_id_that_would_be_another_route_is_refused(self, bad: str) -> None:
         with serve(TAKEN) as server, pytest.raises(ValueError, match="not the id"):
@@ -273,17 +209,6 @@ class TestWait:
         assert len(server.seen) == 3
         assert all(seen.path == f"/v1/versions/{VERSION.id}/wait?for=served&timeout=25.000" for seen in server.seen)
 
-    def test_time_up_is_an_outcome_and_not_an_error(self) -> None:
-        with serve(waited(WaitOutcome.PENDING)) as server:
-            result = run(server.url, lambda client: client.wait(VERSION.id, "sealed", timeout=0))
-        assert result.outcome is WaitOutcome.PENDING
-        assert [seen.path for seen in server.seen] == [f"/v1/versions/{VERSION.id}/wait?for=sealed&timeout=0.000"]
-
-    def test_a_wait_does_not_outlast_its_time_when_the_service_is_gone(self) -> None:
-        with serve(hang_up) as server, pytest.raises(ServiceUnreachableError):
-            run(server.url, lambda client: client.wait(VERSION.id, timeout=0))
-        assert len(server.seen) == 1
-
     def test_a_wait_survives_a_restart_of_the_service(self) -> None:
         with serve(hang_up, page(502), waited(WaitOutcome.SERVED)) as server:
             assert run(server.url, lambda client: client.wait(VERSION.id)).outcome is WaitOutcome.SERVED
@@ -295,35 +220,3 @@ class TestWait:
             assert result.outcome is WaitOutcome.SERVED
             server.steps[:] = [not_yet, TAKEN]
             assert run(server.url, lambda client: client.version(VERSION.id)) == VERSION
-
-    def test_the_service_may_think_for_as_long_as_it_was_asked_to(self) -> None:
-        thinking = threading.Event()
-
-        def think(handler: BaseHTTPRequestHandler) -> None:
-            thinking.wait(0.3)  # longer than the timeout of a try, shorter than the poll
-            waited(WaitOutcome.SERVED)(handler)
-
-        with serve(think) as server:
-            run(server.url, lambda client: client.wait(VERSION.id, timeout=5), timeout=0.1)
-        assert len(server.seen) == 1
-
-
-def test_runs_are_closed_and_opened_and_engines_moved() -> None:
-    with stand_in() as service:
-        service.engines = [make_engine("engine-0")]
-        moved = run(service.url, lambda client: client.move_engines(["engine-0"], "next", insist=True))
-        assert [(engine.id, engine.run) for engine in moved.items] == [("engine-0", "next")]
-        with pytest.raises(ConflictError):
-            run(service.url, lambda client: client.move_engines(["engine-0"], "next"))
-        assert run(service.url, lambda client: client.close_run("exp")).closed_at is not None
-        assert run(service.url, lambda client: client.reopen_run("exp")).closed_at is None
-        service.runs = [make_run(run="exp/old")]
-        assert run(service.url, lambda client: client.delete_run("exp/old")).versions == 2
-        with pytest.raises(ConflictError, match="a publisher holds run exp/old"):
-            run(service.url, lambda client: client.delete_run("exp/old"))
-        assert service.asked == [
-            *["POST /v1/engines/move"] * 2,
-            "POST /v1/runs",
-            "POST /v1/runs",
-            *["DELETE /v1/runs/exp/old"] * 2,
-        ]

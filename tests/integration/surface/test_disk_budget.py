@@ -1,7 +1,6 @@
 """The disk budget, from outside: every byte under the root that refitd may delete counts, whatever it belongs to."""
 
 import asyncio
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,9 @@ import pytest
 
 from refitd.catalog import catalog
 from refitd.reclaim import sweep
-from refitd_client.contract.naming import MANIFEST_NAME
 from refitd_client.contract.states import VersionState
-from support.checkpoints import Tensors, publish, tensors, write_model
+from support.checkpoints import Tensors, publish, tensors
 from support.services import Stage, serving
-from support.simulated_engine import SimulatedEngine
-
-LAST_SHARD = "model-00002-of-00002.safetensors"
 
 
 def bad(seed: int) -> Tensors:
@@ -113,25 +108,6 @@ async def test_what_engines_serve_stays_under_any_budget_and_why_evidence_was_re
             assert "has no room for it; it was REJECTED: " in deleted["reason"]
 
 
-async def test_a_bad_version_takes_the_room_of_bad_ones_and_never_of_what_a_rollback_goes_to(tmp_path: Path) -> None:
-    """There is room for three: 1 was served, 2 was rejected, 3 is served, 4 has no verdict yet and is rejected then."""
-    good = size(publish(tmp_path / "measure", "run", 1, tensors(1)))
-    async with serving(tmp_path, disk_budget=3 * good + good // 4, settle=0.2) as stage:
-        await stage.served(1)
-        await reject(stage, 2, bad(2))
-        await stage.served(3)
-        folder = stage.root / "run" / "v000004"
-        whole = publish(tmp_path / "measure", "run", 4, bad(4))
-        shutil.copytree(whole, folder, ignore=shutil.ignore_patterns(MANIFEST_NAME, LAST_SHARD))
-        await stage.until("run~v000004", lambda version: version.state is VersionState.SETTLING)
-        await swept(stage)
-        assert on_disk(stage) == ["v000001", "v000003", "v000004"]
-        shutil.copy(whole / LAST_SHARD, folder)
-        await stage.rejected("run~v000004")
-        await swept(stage)
-        assert on_disk(stage) == ["v000001", "v000003", "v000004"]
-
-
 async def run_now(stage: Stage) -> dict[str, Any]:
     """The run as the overview has it, once its engine serves the target."""
     async with asyncio.timeout(10):
@@ -180,25 +156,6 @@ async def test_a_rollback_is_also_one_from_a_rejected_version_whose_evidence_was
         assert (await run_now(stage))["standing"] == "TROUBLED"
 
 
-async def test_versions_without_a_verdict_of_another_run_do_not_cost_a_run_what_a_rollback_goes_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No engine follows the other run, so there is no model to hold its versions against."""
-    monkeypatch.setattr(SimulatedEngine, "base", str(tmp_path / "base"))
-    good = size(publish(tmp_path / "measure", "run", 1, tensors(1)))
-    write_model(tmp_path / "base")
-    async with serving(tmp_path, base_model=None, run="run", disk_budget=3 * good + good // 2) as stage:
-        await stage.served(1)
-        await stage.served(2)
-        for step in (1, 2, 3):
-            publish(stage.root, "other", step, tensors(10 + step))
-            await stage.until(f"other~v{step:06d}", lambda version: version.state is VersionState.UNKNOWN)
-        done = await swept(stage)
-        assert on_disk(stage) == ["v000001", "v000002"]
-        assert done["kept_bytes"] > done["disk_budget"]
-        assert any("over the disk budget" in reason for item in done["items"] for reason in item["reasons"])
-
-
 async def test_a_version_whose_files_cannot_be_opened_counts_as_well(tmp_path: Path) -> None:
     """A torn manifest, and a shard that is a link: nothing of it was ever read."""
     async with serving(tmp_path, disk_budget=10**9) as stage:
@@ -231,39 +188,6 @@ async def test_what_a_publisher_is_writing_takes_of_the_budget(tmp_path: Path) -
         assert done["kept_bytes"] == size(stage.root / "run") <= done["disk_budget"]
 
 
-async def test_what_refitd_may_not_delete_is_told_and_takes_of_no_budget(tmp_path: Path) -> None:
-    async with serving(tmp_path, disk_budget=10_000, settle=0.0) as stage:
-        for step in (1, 2):
-            await stage.served(step)
-        data = stage.root / "data" / "v000001"
-        data.mkdir(parents=True)
-        (data / "train.parquet").write_bytes(b"x" * 50_000)
-        await stage.rejected("data~v000001")
-        done = await swept(stage)
-        assert on_disk(stage) == ["v000001", "v000002"]
-        assert done["foreign_bytes"] == await kept_bytes(stage, "foreign") == 50_000
-        assert done["kept_bytes"] == size(stage.root / "run")
-        explained = (await stage.http.get("/v1/explain/data~v000001")).json()["sentences"]
-        assert "Of them 50,000 are not refitd's to delete, and count in no disk budget." in explained
-
-
-async def test_what_was_deleted_and_is_not_gone_takes_of_the_budget(tmp_path: Path) -> None:
-    """As where a file is open on NFS. What somebody else put into the trash does not."""
-    async with serving(tmp_path) as stage:
-        await stage.served(1)
-        trash = stage.root / ".refitd" / "trash"
-        (trash / ("0" * 32) / "old").mkdir(parents=True)
-        (trash / ("0" * 32) / "old" / "shard").write_bytes(b"x" * 300)
-        (trash / "somebodys").mkdir()
-        (trash / "somebodys" / "thesis").write_bytes(b"x" * 700)
-        planned = (await stage.http.get("/v1/reclaim/plan")).json()
-        lines = {item["keep"]: item for item in planned["items"] if item["path"] == ".refitd/trash"}
-        assert (lines[False]["bytes"], lines[True]["bytes"], lines[True]["foreign_bytes"]) == (300, 700, 700)
-        await swept(stage)
-        assert [path.name for path in trash.iterdir()] == ["somebodys"]
-        assert await kept_bytes(stage, "foreign") == 700
-
-
 async def test_what_stays_over_the_budget_is_a_fault_that_says_what_to_do_until_it_fits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,19 +210,6 @@ async def test_what_stays_over_the_budget_is_a_fault_that_says_what_to_do_until_
         assert on_disk(stage) == ["v000002", "v000003"]
         assert (await faults(stage))["disk"] is None
         assert await fault_metric(stage, "disk") == 0
-
-
-async def test_a_budget_without_room_for_two_versions_is_said_as_soon_as_one_is_good(tmp_path: Path) -> None:
-    good = size(publish(tmp_path / "measure", "run", 1, tensors(1)))
-    async with serving(tmp_path, disk_budget=good + good // 2) as stage:
-        await swept(stage)
-        assert (await faults(stage))["disk"] is None
-        await stage.served(1)
-        await swept(stage)
-        told = (await faults(stage))["disk"]
-        assert f"and the disk budget is {good + good // 2:,}: the next one has no room" in told
-        log = (await stage.http.get("/v1/log")).json()["items"]
-        assert [entry["text"] for entry in log if entry["kind"] == "root" and entry["severity"] == "warning"] == [told]
 
 
 async def test_folders_that_are_not_taken_in_are_a_fault_that_says_what_to_do(

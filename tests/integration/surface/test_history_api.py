@@ -3,10 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from refitd_client import RefitClient
-from support.attackers import listening
 from support.checkpoints import publish, tensors
-from support.deltas import training
 from support.services import serving
 
 ONE, TWO = "run~v000001", "run~v000002"
@@ -46,24 +43,3 @@ async def test_an_engines_past_has_its_loads_and_the_time_for_which_it_was_away(
         assert (by_url["engine"], [load["step"] for load in by_url["loads"]], by_url["more"]) == ("a:1", [2], True)
         unknown = await stage.http.get("/v1/history/engines/nowhere")
         assert (unknown.status_code, unknown.json()["type"]) == (404, "urn:refitd:problem:unknown-engine")
-
-
-async def test_both_are_there_by_the_client_as_well(tmp_path: Path) -> None:
-    async with serving(tmp_path) as stage, listening(stage.api, within=100) as server:
-        await stage.served(1)
-        with RefitClient(f"http://127.0.0.1:{server.port}") as client:
-            assert [each.step for each in (await asyncio.to_thread(client.history)).updates] == [1]
-            assert (await asyncio.to_thread(client.engine_history, "a:1")).loads
-
-
-async def test_an_update_by_a_delta_says_how_much_changed_and_how_it_was_loaded(tmp_path: Path) -> None:
-    async with serving(tmp_path, keep_last=5) as stage:
-        with training(stage.root) as trainer:
-            trainer.asks(stage.store, stage.targets)
-            for _ in (1, 2):
-                published = await trainer.follow()
-                await stage.until(published.version_id, lambda record: record.served_at is not None)
-        updates = (await stage.http.get("/v1/history")).json()["updates"]
-        assert [(each["kind"], each["density"]) for each in updates] == [("delta", 4 / 48), ("full", None)]
-        assert [each["why_full"] is None for each in updates] == [True, False]
-        assert updates[0]["done"] == {"full": 1}, "the engine takes no deltas, and loads a copy"

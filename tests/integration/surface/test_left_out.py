@@ -4,12 +4,9 @@ import asyncio
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-from refitd_client import WeightPublisher
 from refitd_client.checkpoint.fault import Code
 from refitd_client.contract.states import EngineState
-from refitd_client.contract.wire import Notice
 from support.checkpoints import Tensors, publish, tensors, write_model
 from support.services import Stage, serving
 
@@ -69,23 +66,3 @@ async def test_an_engine_that_has_tensors_of_another_version_takes_none_that_lea
         await announced(stage, 3, tensors(3), "mtp.*")
         await stage.until(THREE, lambda record: record.served_at is not None)
         assert len(engine.loads) == 3
-
-
-@pytest.mark.parametrize("value", [True, "mtp.*", ["*"], [""], [1]])
-def test_a_permission_without_bounds_is_refused_with_the_form_that_is_taken(tmp_path: Path, value: object) -> None:
-    with (
-        WeightPublisher(tmp_path, "run") as publisher,
-        pytest.raises((TypeError, ValueError), match=r"\['mtp\.\*'\]|does not say what may be missing"),
-    ):
-        publisher.publish(tensors(), step=1, allow_missing=value)  # type: ignore[call-overload]
-    assert not list((tmp_path / "run").glob("v*"))
-
-
-async def test_a_notice_without_bounds_is_refused_with_the_form_that_is_taken(tmp_path: Path) -> None:
-    async with serving(tmp_path) as stage:
-        for value, says in ((True, "patterns of names, such as 'mtp.*'"), (["*"], "does not say what may be missing")):
-            body = {"run": "run", "step": 1, "allow_missing": value}
-            reply = await stage.http.post("/v1/versions", json=body)
-            assert reply.status_code == 422
-            assert says in reply.text
-    assert Notice(run="run", step=1).allow_missing == []

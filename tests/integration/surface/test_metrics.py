@@ -1,27 +1,19 @@
 """What /metrics tells: of each update, of what goes wrong, and of nothing without end."""
 
 import asyncio
-import gc
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry, Metric
+from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from refitd.engine.port import Outcome, Refit
-from refitd.observe.telemetry import STAGES, Stops, Unserved
-from refitd.policy.leases import Lease, LeaseKind
-from refitd.policy.lines import KeptFor, bytes_by_reason
+from refitd.observe.telemetry import STAGES, Unserved
 from refitd.state.records import UpdateRecord
 from refitd_client.contract.states import UpdateState, VersionState
-from refitd_client.contract.wire import Reclaimable
 from support.checkpoints import publish, tensors
-from support.records import version
 from support.services import Stage, serving
-
-FLEET_LABELS = {"run", "engine"}  # bounded by the operator's own lists
 
 
 class Scrape:
@@ -67,17 +59,6 @@ async def test_every_stage_of_an_update_is_timed_once(tmp_path: Path) -> None:
         assert found.value("refitd_transport_seconds_count", transport="gloo") == 0
 
 
-async def test_a_load_that_failed_counts_as_an_error_and_not_as_a_time(tmp_path: Path) -> None:
-    async with serving(tmp_path) as stage:
-        refused = Refit(outcome=Outcome.NACK, resumed=True, reason="400 Rolling back", timings={"load": 5.0})
-        stage.engines["a"].script.append(refused)
-        await stage.served(1)
-        found = await scrape(stage)
-        assert found.value("refitd_errors_total", part="load", reason="nack") == 1
-        assert found.value("refitd_loads_total", outcome="nack") == 1
-        assert found.value("refitd_stage_seconds_count", stage="load") == 1
-
-
 async def test_what_is_rejected_lost_or_refused_is_counted_by_reason(tmp_path: Path) -> None:
     async with serving(tmp_path) as stage:
         weights = tensors(1)
@@ -115,23 +96,6 @@ async def test_staleness_is_told_by_run_and_engine(tmp_path: Path) -> None:
         stage.engines["a"].gate.set()
 
 
-async def test_labels_do_not_grow_with_versions(tmp_path: Path) -> None:
-    async with serving(tmp_path, keep_last=1) as stage:
-        await stage.served(1)
-        await stage.sweep()
-        before = (await scrape(stage)).samples.keys()
-        for step in (2, 3, 4):
-            await stage.served(step)
-            await stage.sweep()
-        after = (await scrape(stage)).samples.keys()
-        new = {sample for sample in after - before if sample[0] != "refitd_decisions_total"}
-        assert not new
-        free = {
-            value for _, labels in after for name, value in labels if name not in FLEET_LABELS and "v00000" in value
-        }
-        assert not free
-
-
 async def test_bytes_in_the_root_are_told_by_what_they_are_kept_for(tmp_path: Path) -> None:
     async with serving(tmp_path) as stage:
         await stage.served(1)
@@ -141,31 +105,6 @@ async def test_bytes_in_the_root_are_told_by_what_they_are_kept_for(tmp_path: Pa
         size = stage.store.versions["run~v000002"].files.bytes
         assert found.value("refitd_kept_bytes", why="read") == size
         assert found.value("refitd_kept_bytes", why="rule") == size
-
-
-def test_the_strongest_reason_names_what_bytes_are_kept_for() -> None:
-    def why(lease: LeaseKind | None = None, **more: object) -> set[KeptFor]:
-        record = version(1).having(**more)
-        leases = {record.id: [Lease(kind=lease, holder="a")]} if lease else {}
-        line = Reclaimable(path=record.path, keep=True, reasons=[], version=record.id, bytes=7)
-        found = bytes_by_reason([line], {record.id: record}, leases)
-        return {reason for reason, size in found.items() if size == 7}
-
-    assert why(LeaseKind.UNPROVEN, pinned=True) == {KeptFor.READ}
-    assert why(LeaseKind.LAST_GOOD) == {KeptFor.TARGET}
-    assert why(LeaseKind.VALIDATING, state=VersionState.VALIDATING) == {KeptFor.UNDECIDED}
-    assert why(pinned=True) == {KeptFor.PINNED}
-    assert why(state=VersionState.REJECTED) == {KeptFor.EVIDENCE}
-    assert why() == {KeptFor.RULE}
-    assert why(state=VersionState.RETIRED) == {KeptFor.GOING}
-    lines = [
-        Reclaimable(path=".refitd/slots/run/x", keep=True, reasons=[], bytes=1),
-        Reclaimable(path=".refitd/copies/run/x", keep=True, reasons=[], bytes=2),
-        Reclaimable(path="run/.incoming-x", keep=True, reasons=[], bytes=4),
-        Reclaimable(path="run/.incoming-y", keep=False, reasons=[], bytes=8),
-    ]
-    found = bytes_by_reason(lines, {}, {})
-    assert (found[KeptFor.SLOT], found[KeptFor.COPY], found[KeptFor.INCOMING]) == (1, 2, 4)
 
 
 class Hands:
@@ -198,32 +137,6 @@ def test_a_trainer_that_is_faster_than_its_engines_does_not_hide_that_nothing_is
     assert unserved.seconds("run") == 5
     unserved.update_changed(replace(last, state=UpdateState.DEGRADED))
     assert unserved.seconds("run") == 0
-
-
-def test_a_run_that_no_engine_follows_is_not_on_its_way_and_begins_when_one_does() -> None:
-    clock, followed_since = Hands(), dict[str, float]()
-    unserved = Unserved(clock, followed_since)
-    unserved.update_changed(UpdateRecord(number=1, run="run", version="run~v1", cause="", started_at=""))
-    clock.time += 3600
-    assert unserved.seconds("run") == 0
-    followed_since["run"] = clock.time
-    clock.time += 5
-    assert unserved.seconds("run") == 5
-
-
-async def test_a_late_loop_and_collected_garbage_are_timed() -> None:
-    registry = CollectorRegistry()
-    stops = Stops(registry, look_every=0.001)
-    watching = asyncio.create_task(stops.run())
-    async with asyncio.timeout(10):
-        while registry.get_sample_value("refitd_event_loop_lag_seconds_count") == 0:  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(0)
-    gc.collect()
-    watching.cancel()
-    await asyncio.wait([watching])
-    assert registry.get_sample_value("refitd_gc_seconds_count", {"generation": "2"}) == 1
-    gc.collect()
-    assert registry.get_sample_value("refitd_gc_seconds_count", {"generation": "2"}) == 1
 
 
 async def test_a_journal_that_cannot_be_written_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

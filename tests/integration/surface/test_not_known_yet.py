@@ -83,14 +83,3 @@ async def test_while_a_lost_journal_is_rebuilt_no_version_is_called_unknown_and_
         stage.store.rebuilt()
         assert (await stage.http.get(f"/v1/versions/{ID}")).status_code == 404
         assert (await stage.http.get("/readyz")).status_code == 200
-
-
-async def test_a_journal_that_begins_on_a_root_with_versions_is_ready_before_its_engines_have_answered(
-    tmp_path: Path,
-) -> None:
-    """No earlier journal is gone, so that nothing but the listing is to come."""
-    async with serving(tmp_path) as stage:
-        await stage.listed()
-        stage.store.origin = replace(stage.store.origin, cause="it was not there", lost=False, rebuilt=False)
-        assert (await stage.http.get(f"/v1/versions/{ID}")).status_code == 404
-        assert (await stage.http.get("/readyz")).status_code == 200

@@ -17,7 +17,6 @@ from refitd_client import (
     Publication,
     PublishOptions,
     RefitError,
-    ServiceError,
     ServiceProblemError,
     ServiceUnreachableError,
     UnauthorizedError,
@@ -67,13 +66,6 @@ def _answers(notice: Answer, wait: Callable[[int], Answer] | Answer | None = Non
 ACCEPTED: Answer = (202, version(VersionState.VALIDATING))
 
 
-def test_a_publisher_that_wants_engines_says_so_in_each_notice(tmp_path: Path) -> None:
-    with ScriptedService(_answers(ACCEPTED)) as service:
-        _publish(tmp_path / "asks", service.url, engines="mine")
-        _publish(tmp_path / "does not", service.url)
-    assert [request.body["engines"] for request in service.requests if request.method == "POST"] == ["mine", None]
-
-
 @pytest.mark.parametrize(("engines", "url"), [("mine", None), ("all", "http://127.0.0.1:1")])
 def test_engines_that_cannot_be_asked_for_are_refused_before_anything_is_written(
     tmp_path: Path, engines: Any, url: str | None
@@ -95,15 +87,6 @@ def test_the_notice_names_the_version_relative_to_the_root(tmp_path: Path) -> No
     assert publication.timings.keys() == {"write", "sync", "commit", "notice"}
 
 
-def test_the_notice_of_a_later_generation_names_its_folder(tmp_path: Path) -> None:
-    """Its step alone would mean the first."""
-    _publish(tmp_path, None)
-    with ScriptedService(_answers(ACCEPTED)) as service:
-        publication = _publish(tmp_path, service.url)
-    assert service.requests[0].body["path"] == "run/v000001.g2"
-    assert publication.version_id == "run~v000001.g2"
-
-
 def test_a_version_stands_while_the_service_is_down(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """With a warning and the reason; training goes on."""
     with caplog.at_level(logging.WARNING, "refitd_client"):
@@ -120,15 +103,6 @@ def test_a_service_in_trouble_does_not_stop_training(tmp_path: Path, answer: Ans
         publication = _publish(tmp_path, service.url)
     assert publication.notice_error is not None
     assert publication.notice_error.fault is Fault.SERVICE
-
-
-def test_a_token_file_that_is_gone_does_not_stop_training(tmp_path: Path) -> None:
-    """It may be about to be replaced."""
-    publication = _publish(tmp_path, f"http://127.0.0.1:{free_port()}", token_file=tmp_path / "token")
-    assert type(publication.notice_error) is ServiceError
-    assert str(tmp_path / "token") in str(publication.notice_error)
-    with pytest.raises(ServiceError, match="without its token"):
-        publication.wait(1)
 
 
 @pytest.mark.parametrize(
@@ -160,20 +134,6 @@ def test_wait_returns_what_is_served_and_by_whom(tmp_path: Path) -> None:
         served = _publish(tmp_path, service.url).wait(30)
     assert (served.outcome, served.engines) == (WaitOutcome.SERVED, [GOOD])
     assert "for=served" in service.requests[-1].query
-
-
-async def test_wait_async_waits_in_a_thread(tmp_path: Path) -> None:
-    """For `sealed`, too."""
-    with ScriptedService(_answers(ACCEPTED, waited(WaitOutcome.SEALED))) as service:
-        served = await _publish(tmp_path, service.url).wait_async(30, "sealed")
-    assert served.outcome is WaitOutcome.SEALED
-    assert "for=sealed" in service.requests[-1].query
-
-
-def test_a_superseded_version_is_no_failure(tmp_path: Path) -> None:
-    """Engines serve something newer."""
-    with ScriptedService(_answers(ACCEPTED, waited(WaitOutcome.SUPERSEDED))) as service:
-        assert _publish(tmp_path, service.url).wait(30).outcome is WaitOutcome.SUPERSEDED
 
 
 @pytest.mark.parametrize(
@@ -219,16 +179,6 @@ def test_a_wait_that_runs_out_names_who_is_late(tmp_path: Path, about: dict[str,
     assert late == [engine.id for engine in about.get("engines", []) if engine is not GOOD]
 
 
-def test_wait_tells_a_service_that_was_down_when_the_version_was_published(tmp_path: Path) -> None:
-    """With the same notice, and only then."""
-    port = free_port()
-    publication = _publish(tmp_path, f"http://127.0.0.1:{port}")
-    with ScriptedService(_answers(ACCEPTED, waited(WaitOutcome.SERVED)), port=port) as service:
-        assert publication.wait(30).outcome is WaitOutcome.SERVED
-    assert [request.method for request in service.requests] == ["POST", "GET"]
-    assert service.requests[0].body["path"] == "run/v000001"
-
-
 def test_wait_waits_for_a_service_to_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within the time-out; here it comes back when it was missed for the second time."""
     port = free_port()
@@ -249,15 +199,6 @@ def test_wait_waits_for_a_service_to_come_back(tmp_path: Path, monkeypatch: pyte
         service.__exit__(None, None, None)
 
 
-def test_wait_tells_a_service_that_has_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its journal was lost, say. It is told once more and asked again."""
-    monkeypatch.setattr("refitd_client.publish.publication._NOT_NOW_SECONDS", 0.0)
-    answers = [problem(404, "not-found"), waited(WaitOutcome.SERVED)]
-    with ScriptedService(_answers(ACCEPTED, lambda count: answers[count - 1])) as service:
-        assert _publish(tmp_path, service.url).wait(30).outcome is WaitOutcome.SERVED
-    assert [request.method for request in service.requests] == ["POST", "GET", "POST", "GET"]
-
-
 def test_wait_waits_for_a_service_that_does_not_know_the_version_yet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,56 +210,6 @@ def test_wait_waits_for_a_service_that_does_not_know_the_version_yet(
     assert [request.method for request in service.requests] == ["POST", "GET", "GET", "GET"]
 
 
-def test_wait_outlasts_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The service takes notices again by itself."""
-    monkeypatch.setattr("refitd_client.publish.publication._NOT_NOW_SECONDS", 0.0)
-    full = 3
-
-    def answer(requests: list[Request]) -> Answer:
-        if requests[-1].method == "GET":
-            return waited(WaitOutcome.SERVED)
-        return problem(507, "disk-full") if len(requests) <= full else ACCEPTED
-
-    with ScriptedService(answer) as service:
-        assert _publish(tmp_path, service.url).wait(30).outcome is WaitOutcome.SERVED
-    assert [request.method for request in service.requests] == ["POST"] * (full + 1) + ["GET"]
-
-
-def test_wait_gives_up_on_a_service_that_stays_away(tmp_path: Path) -> None:
-    """When the time is up."""
-    publication = _publish(tmp_path, f"http://127.0.0.1:{free_port()}")
-    with pytest.raises(ServiceUnreachableError):
-        publication.wait(0.2)
-
-
-def test_a_token_that_is_refused_says_where_the_version_stands(tmp_path: Path) -> None:
-    """It is published all the same, and the service will find it."""
-    refusing = ScriptedService(_answers(problem(401, "unauthorized")))
-    with refusing as service, pytest.raises(UnauthorizedError) as caught:
-        _publish(tmp_path, service.url)
-    path = tmp_path / "run/v000001"
-    assert caught.value.publication is not None
-    assert caught.value.publication.path == path
-    assert str(caught.value).endswith(f"; the version stands at {path}")
-    assert published.check(path).step == 1
-
-
-def test_wait_raises_what_the_trainer_must_change(tmp_path: Path) -> None:
-    """At once."""
-    with ScriptedService(_answers(ACCEPTED, problem(401, "unauthorized"))) as service:
-        publication = _publish(tmp_path, service.url)
-        with pytest.raises(UnauthorizedError):
-            publication.wait(30)
-
-
-def test_without_a_service_there_is_nobody_to_ask(tmp_path: Path) -> None:
-    """Nor to be told."""
-    publication = _publish(tmp_path, None)
-    assert publication.notice_error is None
-    with pytest.raises(ServiceUnreachableError, match="without service_url"):
-        publication.wait()
-
-
 def test_a_publication_can_be_sent_to_another_process_and_does_not_show_its_token(tmp_path: Path) -> None:
     """Trainers wait in actors."""
     with ScriptedService(_answers(ACCEPTED, waited(WaitOutcome.SERVED))) as service:
@@ -328,33 +219,3 @@ def test_a_publication_can_be_sent_to_another_process_and_does_not_show_its_toke
         assert "secret" not in repr(copy)
         assert copy.wait(30).outcome is WaitOutcome.SERVED
     assert service.requests[-1].authorization == "Bearer secret"
-
-
-@pytest.mark.parametrize("url", ["ftp://host", "localhost:8700", "http://user:pw@host"])
-def test_a_url_that_cannot_be_one_is_refused_before_anything_is_made(tmp_path: Path, url: str) -> None:
-    """When the publisher is opened, and not after the first step."""
-    with pytest.raises(ValueError, match="URL"):
-        WeightPublisher(tmp_path / "root", "run", url)
-    assert not (tmp_path / "root").exists()
-
-
-def test_a_wait_that_runs_out_names_a_few_of_many_and_first_those_that_are_not_in_sync(tmp_path: Path) -> None:
-    on_older = {"state": EngineState.IN_SYNC, "step": 0, "version": "run~v000000"}
-    older = [EngineOnVersion(id=f"o{number}", **on_older) for number in range(29)]
-    with ScriptedService(_answers(ACCEPTED, waited(WaitOutcome.PENDING, engines=[*older, LATE]))) as service:
-        publication = _publish(tmp_path, service.url)
-        with pytest.raises(WaitTimeoutError) as caught:
-            publication.wait(0)
-    few = "o0 is IN_SYNC, and serves run~v000000; o1 is IN_SYNC, and serves run~v000000; and 27 more"
-    assert str(caught.value).endswith(f"waiting for: e2 is UPDATING (loads since 9 s); {few}")
-    assert len(caught.value.laggards) == 30
-
-
-def test_a_failure_on_many_engines_names_a_few(tmp_path: Path) -> None:
-    failed = [EngineOnVersion(id=f"t{number}", state=EngineState.TAINTED, step=None) for number in range(30)]
-    with ScriptedService(_answers(ACCEPTED, waited(WaitOutcome.FAILED, engines=failed))) as service:
-        publication = _publish(tmp_path, service.url)
-        with pytest.raises(EngineFailedError) as caught:
-            publication.wait(30)
-    assert str(caught.value).endswith("t0 is TAINTED; t1 is TAINTED; t2 is TAINTED; and 27 more")
-    assert len(caught.value.engines) == 30

@@ -3,7 +3,6 @@
 import asyncio
 import inspect
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -11,21 +10,17 @@ import numpy as np
 import pytest
 
 from refitd.cli import render
-from refitd.cli.publish import _lines
 from refitd.clock import SystemClock
 from refitd.explain.version import explain_engine, explain_version
-from refitd.policy.contest import CALM_PROBES, calmed
-from refitd.settings import Settings
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
 from refitd.update.entry import log_line
 from refitd.update.targets import Targets
 from refitd_client import Publication, RefitClient, WeightPublisher
 from refitd_client.contract.follow import HostEngine, HostEngines
-from refitd_client.contract.states import EngineState, Kind, VersionState
-from refitd_client.contract.wire import Notice, ReclaimPlan
-from refitd_client.publish.publication import CommittedFacts
-from support.checkpoints import publish, tensors
+from refitd_client.contract.states import EngineState
+from refitd_client.contract.wire import ReclaimPlan
+from support.checkpoints import tensors
 from support.records import engine, version
 from support.services import Stage, serving
 from support.stand_in_service import make_engine, make_version
@@ -57,10 +52,6 @@ async def test_what_a_rejection_tells_the_trainer_to_say_publish_can_say(tmp_pat
             await stage.until("run~v000002", lambda record: record.served_at is not None)
 
 
-def test_the_publisher_takes_what_a_rejection_tells_trainers_to_say() -> None:
-    assert {"allow_missing", "allow_extra"} <= inspect.signature(WeightPublisher.publish).parameters.keys()
-
-
 @pytest.mark.parametrize(
     ("contested", "told"),
     [
@@ -83,18 +74,6 @@ def test_an_engine_that_another_writer_loads_is_not_said_to_serve_its_start_up_w
     assert not any("start-up" in sentence for sentence in [*said, log_line(left)])
     shown = make_engine(state=EngineState.CONTESTED, version=None, step=None)
     assert render.steps_behind(shown, make_version(3).id) == "-", "WHY says what is known"
-
-
-def test_it_is_said_for_how_long_another_writer_is_told_of_after_it_was_stopped(tmp_path: Path) -> None:
-    fought = engine(serving=ID, contests=1, contested_at=0.0)
-    store = Store(Journal(tmp_path), SystemClock())
-    store.put_version(version(1))
-    store.journal.close()
-    said = f"this is said for {CALM_PROBES:g} probe intervals after the last change"
-    assert any(said in sentence for sentence in explain_engine(fought, store, Targets(store)))
-    assert calmed(fought, CALM_PROBES * 2.0 - 1, 2.0).trouble.contests == 1
-    assert calmed(fought, CALM_PROBES * 2.0, 2.0).trouble.contests == 0
-    assert Settings.model_fields["probe_interval"].default * CALM_PROBES == 600.0, "10 minutes"
 
 
 @pytest.mark.parametrize(
@@ -123,48 +102,6 @@ def test_a_host_that_serves_what_its_hub_has_not_is_not_said_to_serve_start_up_w
         assert (render.steps_behind(shown, make_version(3).id), render.step(shown)) == ("-", "-")
 
 
-def test_a_version_says_by_which_transport_its_trainer_publishes_it_and_why(tmp_path: Path) -> None:
-    store = Store(Journal(tmp_path), SystemClock())
-    plain = version(1)
-    chosen = plain.having(metadata={"transport": "delta", "transport_why": "files go everywhere (no NCCL: …)"})
-    targets, plan = Targets(store), ReclaimPlan(items=[], freed_bytes=0)
-    said = explain_version(chosen, store, targets, plan)
-    assert "Its trainer publishes it by files (files go everywhere (no NCCL: …))." in said
-    said = explain_version(replace(chosen, kind=Kind.DELTA, base="run~v000000"), store, targets, plan)
-    store.journal.close()
-    assert "Its trainer publishes it as a delta (files go everywhere (no NCCL: …))." in said
-    assert not any("publishes it" in sentence for sentence in explain_version(plain, store, targets, plan))
-
-
-async def test_a_rejected_version_that_no_engine_served_was_not_rolled_back_from(tmp_path: Path) -> None:
-    async with serving(tmp_path) as stage:
-        for step in (1, 2):
-            await stage.served(step)
-        publish(stage.root, "run", 3, {})
-        await stage.rejected("run~v000003")
-        assert (await stage.http.post("/v1/rollback", json={"run": "run", "to": ID})).status_code == 200
-        assert stage.store.versions["run~v000003"].barred
-        left = (await stage.http.get("/v1/explain/run~v000002")).json()["sentences"]
-        rejected = (await stage.http.get("/v1/explain/run~v000003")).json()["sentences"]
-        assert any("rolled back from" in sentence for sentence in left)
-        assert not any("rolled back from" in sentence for sentence in rejected)
-        back = await stage.http.post("/v1/rollback", json={"run": "run", "to": "run~v000003"})
-        assert back.status_code == 409
-        assert back.json()["detail"].startswith("run~v000003 is REJECTED")
-
-
-async def test_an_engine_that_does_not_answer_does_not_count_as_serving(tmp_path: Path) -> None:
-    async with serving(tmp_path, names=("a", "b")) as stage:
-        await stage.served(1)
-        stage.engines["b"].down = True
-        seen = stage.store.changed.count
-        async with asyncio.timeout(10):
-            while stage.store.engines["b:1"].state is not EngineState.UNREACHABLE:
-                seen = await stage.store.changed.wait_after(seen, within=0.05)
-        engines = (await stage.http.get(f"/v1/versions/{ID}")).json()["engines"]
-        assert {engine["id"]: engine["serves"] for engine in engines} == {"a:1": True, "b:1": False}
-
-
 async def test_the_overview_says_whether_a_token_is_wanted(tmp_path: Path) -> None:
     async with serving(tmp_path / "open") as stage:
         assert (await stage.http.get("/v1/overview")).json()["wants_token"] is False
@@ -190,32 +127,3 @@ async def test_all_that_can_be_waited_for_is_documented_wherever_one_can_wait(tm
     told = [route["description"], *(inspect.getdoc(wait) or "" for wait in (RefitClient.wait, Publication.wait))]
     for text in told:
         assert not [word for word in words if not re.search(rf"\b{word}\b", text)], text
-
-
-def test_how_long_a_small_publication_took_is_said_in_milliseconds(tmp_path: Path) -> None:
-    publication = Publication(
-        run="run", generation=1, step=1, path=tmp_path, version_id=ID,
-        facts=CommittedFacts(bytes=6_800_000, notice=Notice(run="run", step=1, publish_ms=23.4)),
-    )  # fmt: skip
-    assert str(_lines(publication, None)[0]).startswith(f"{ID}: 6.8 MB in 23 ms, ")
-    facts = CommittedFacts(bytes=6_800_000, notice=replace(publication.notice, publish_ms=2340.0))
-    longer = replace(publication, facts=facts)
-    assert " in 2.34 s, " in str(_lines(longer, None)[0])
-
-
-async def test_a_version_that_was_overtaken_before_any_engine_was_on_it_says_so(tmp_path: Path) -> None:
-    async with serving(tmp_path) as stage:
-        await stage.served(1)
-        for what, steps in (("pause", (2, 3)), ("resume", ())):
-            assert (
-                await stage.http.post("/v1/runs", json={"run": "run", "paused": what == "pause"})
-            ).status_code == 200
-            for step in steps:
-                publish(stage.root, "run", step, tensors(step))
-                await stage.until(f"run~v00000{step}", lambda record: record.state is VersionState.SEALED)
-        await stage.until("run~v000003", lambda record: record.served_at is not None)
-        said = (await stage.http.get("/v1/explain/run~v000002")).json()["sentences"]
-        assert "No engine was ever brought to it: step 3 overtook it." in said
-        stage.store.open_attempt("a:1", "run~v000002")
-        said = (await stage.http.get("/v1/explain/run~v000002")).json()["sentences"]
-        assert not any("No engine was ever" in sentence for sentence in said)

@@ -5,8 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from refitd.update.controller import UpdateController
-from refitd_client.contract.states import EngineState, UpdateState
+from refitd_client.contract.states import UpdateState
 from support.checkpoints import publish, tensors
 from support.scripted_server import answer, serve
 from support.services import Stage, serving
@@ -17,8 +16,6 @@ LEFT = (
     f"serves {FIRST}, which is barred, and there is no good version to go back to: publish the next step, or restart "
     "the engine to have what it was started with"
 )
-
-UNTOUCHED = "no version to serve yet"
 
 
 @asynccontextmanager
@@ -67,22 +64,3 @@ async def test_the_step_after_a_first_one_that_was_refused_goes_to_all(tmp_path:
         assert [(engine["version"], engine["reason"]) for engine in engines] == [("run~v000002", None)] * 2
         states = [(await stage.http.get(f"/v1/gate?engine={name}")).status_code for name in ("a:1", "b:1")]
         assert states == [200, 200]
-
-
-async def test_a_restart_of_the_canary_brings_back_what_it_was_started_with(tmp_path: Path) -> None:
-    async with refused(tmp_path) as stage:
-        stage.engines["b"].restart()
-        async with asyncio.timeout(10):
-            while (seen := stage.store.engines["b:1"]).serving is not None or seen.state is not EngineState.IN_SYNC:
-                await stage.store.changed.wait_after(stage.store.changed.count, within=0.02)
-        assert (await stage.http.get("/v1/engines/b:1")).json()["reason"] == UNTOUCHED
-        assert len(stage.engines["b"].loads) == 1
-
-
-async def test_a_served_first_version_that_the_upstream_bars_is_not_on_its_way_again(tmp_path: Path) -> None:
-    """Else the time for which nothing was served would begin on a follower, and raise RefitdStalled there."""
-    async with serving(tmp_path) as stage:
-        await stage.served(1)
-        stage.store.put_version(stage.store.versions[FIRST].having(barred=True), "barred upstream")
-        UpdateController(stage.store, stage.targets, default_run=None, quorum=1).look()
-        assert stage.store.updates["run"].state is UpdateState.COMPLETE

@@ -7,15 +7,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from refitd.root.ownership import mark_root
 from refitd_client import ConflictError, Publication, Served, VersionFailedError, WeightPublisher
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.states import VersionState, WaitOutcome
-from support.checkpoints import publish, tensors
-from support.scripted_service import ScriptedService, version, waited
+from support.checkpoints import tensors
 from support.services import Stage, at_a_port, serving
 
 RUN = "run"
@@ -97,18 +95,6 @@ async def test_a_step_that_is_published_again_after_the_root_was_emptied_is_refu
             await at.waits(replace(publication, facts=replace(publication.facts, notice_error=None)))
 
 
-async def test_folders_that_are_announced_without_a_digest_are_not_taken_for_what_was_collected(tmp_path: Path) -> None:
-    """By a trainer without the SDK."""
-    async with job(tmp_path) as at:
-        await at.serves(1, 2, 3)
-        await at.is_emptied()
-        publish(at.stage.root, RUN, 1, tensors(1001))
-        answer = await at.stage.http.post("/v1/versions", json={"run": RUN, "step": 1})
-        assert (answer.status_code, answer.json()["type"]) == (409, "urn:refitd:problem:version-conflict")
-        waited = await at.stage.http.get("/v1/versions/run~v000001/wait?timeout=0")
-        assert waited.json()["outcome"] == "superseded"
-
-
 @pytest.mark.parametrize("marked", [True, False])
 @pytest.mark.parametrize("step", [1, 3, 9])
 async def test_a_publisher_of_another_root_is_told_so_and_named_the_service_s(
@@ -169,27 +155,3 @@ async def test_a_service_whose_root_is_away_or_that_is_down_changes_nothing_for_
     for publication in (unseen, away, down):
         assert publication.notice_error is not None
         assert publication.path.is_dir()
-
-
-def test_a_wait_never_calls_other_content_served(tmp_path: Path) -> None:
-    """Whatever the service says of a version of that name."""
-    answers = (202, version()), waited(WaitOutcome.SERVED, digest="of something else")
-    with ScriptedService(lambda requests: answers[requests[-1].method == "GET"]) as service:
-        with WeightPublisher(tmp_path, RUN, service.url) as publisher:
-            publication = publisher.publish({"a": np.zeros(1, np.float32)}, step=1)
-        with pytest.raises(VersionFailedError, match=r"other content \(of something else\)"):
-            publication.wait(5)
-    (notice, _) = service.requests
-    assert (notice.body["digest"], notice.body["root"]) == (publication.digest, "")
-
-
-def test_a_publisher_goes_on_after_what_the_service_remembers(tmp_path: Path) -> None:
-    """Above it in the same generation, else in the next one; what is in the folder counts as well."""
-    weights = {"a": np.zeros(1, np.float32)}
-    with ScriptedService(lambda _: (202, version()), newest=replace(version(), generation=2, step=7)) as service:
-        for step, id_ in ((8, "run~v000008.g2"), (8, "run~v000008.g3"), (9, "run~v000009.g3")):
-            with WeightPublisher(tmp_path, RUN, service.url) as publisher:
-                begun = publisher.begins(step)
-                publication = publisher.publish(weights, step=step)
-            assert publication.version_id == id_
-            assert (begun is None) is (id_ != "run~v000008.g3")

@@ -38,15 +38,6 @@ async def served(stage: Stage, run: str, step: int, **more: Any) -> str:
     return at(run, step)
 
 
-async def torn(stage: Stage, run: str) -> None:
-    """Have a run's first version rejected."""
-    (stage.root / run / "v000001").mkdir(parents=True)
-    (stage.root / run / "v000001" / "model.safetensors").write_bytes(b"torn")
-    (stage.root / run / "v000001" / "refit.json").write_bytes(b"{}")
-    await until(stage, lambda: at(run, 1) in stage.store.versions)
-    await stage.rejected(at(run, 1))
-
-
 async def until(stage: Stage, what: Callable[[], bool]) -> None:
     """Wait for something to become true of the store."""
     seen = stage.store.changed.count
@@ -111,71 +102,6 @@ async def test_a_run_that_no_engine_follows_is_unfollowed_and_says_what_to_do(tm
         assert explained["sentences"][0].startswith("Run new is UNFOLLOWED")
 
 
-async def test_a_run_that_no_engine_follows_is_unfollowed_though_its_versions_have_no_model_to_be_held_against(
-    tmp_path: Path,
-) -> None:
-    async with serving(tmp_path, base_model=None, run="old") as stage:
-        publish(stage.root, "new", 1, tensors(1))
-        await stage.until(at("new", 1), lambda record: record.state is VersionState.UNKNOWN)
-        seen = await glance(stage, "new")
-        assert (seen["standing"], seen["headline"]) == (
-            "UNFOLLOWED",
-            "No engine follows this run, and it has no good version yet.",
-        )
-        assert "'refitd engines move a:1 --run new --yes'" in seen["reasons"][0]
-        assert "a:1 (follows old)" in seen["reasons"][0]
-        assert seen["reasons"][1].startswith(
-            "Step 1 is UNKNOWN: no engine follows run new, so there is no model to hold it against: "
-            "'refitd explain new' says how to bring one here, or set --base-model"
-        )
-        assert await metric(stage, 'refitd_run_unfollowed{run="new"} 1.0')
-        explained = await asked(stage.http.get("/v1/explain/new"))
-        assert explained["id"] == "new"
-        assert explained["sentences"][0].startswith("Run new is UNFOLLOWED: No engine follows this run")
-        assert "'refitd engines move a:1 --run new --yes'" in explained["sentences"][1]
-        assert "no model to hold it against: bring one here, or set --base-model" in explained["sentences"][2]
-        assert "refitd explain new" not in " ".join(explained["sentences"])  # the command that was just given
-        assert explained["sentences"][-1] == "It has no target: 'refitd versions --run new' lists its versions."
-
-
-async def test_a_run_that_no_engine_follows_is_unfollowed_though_its_newest_version_is_rejected(tmp_path: Path) -> None:
-    async with serving(tmp_path, run="old") as stage:
-        await torn(stage, "new")
-        seen = await glance(stage, "new")
-        assert seen["standing"] == "UNFOLLOWED"
-        assert "'refitd engines move a:1 --run new --yes'" in seen["reasons"][0]
-        assert seen["reasons"][1].startswith("Step 1 is REJECTED: ")
-
-
-async def test_the_remedy_says_how_engines_of_a_run_that_is_not_closed_are_moved(tmp_path: Path) -> None:
-    async with serving(tmp_path) as stage:
-        await served(stage, "old", 1)
-        await told(stage, "new", 1)
-        remedy = (await glance(stage, "new"))["reasons"][0]
-        assert "'refitd engines move a:1 --run new --yes' brings an engine here, and takes it from old" in remedy
-        assert "(if it has ended, first 'refitd runs close old')" in remedy
-        await closed(stage, "old")
-        assert "--yes" not in (await glance(stage, "new"))["reasons"][0]
-
-
-async def test_the_engines_that_no_other_run_would_lose_are_named_first(tmp_path: Path) -> None:
-    async with serving(tmp_path, names=("a", "b")) as stage:
-        await served(stage, "old", 1)
-        await moved(stage, "b", run="ended", insist=True)
-        await served(stage, "ended", 1)
-        await closed(stage, "ended")
-        await told(stage, "new", 1)
-        assert "there are b:1 (follows ended), a:1 (follows old)" in (await glance(stage, "new"))["reasons"][0]
-
-
-async def test_a_run_of_a_service_without_engines_is_unfollowed_and_says_how_to_add_one(tmp_path: Path) -> None:
-    async with serving(tmp_path, names=()) as stage:
-        await told(stage, "run", 1)
-        seen = await glance(stage, "run")
-        assert seen["standing"] == "UNFOLLOWED"
-        assert "'refitd engines add URL --run run'" in seen["reasons"][0]
-
-
 async def test_a_notice_of_a_run_that_no_engine_follows_says_how_to_bring_engines(tmp_path: Path) -> None:
     async with serving(tmp_path) as stage:
         await served(stage, "old", 1)
@@ -205,44 +131,6 @@ async def test_an_engine_that_is_moved_serves_its_new_run_and_the_old_version_st
         assert (await glance(stage, "new"))["standing"] == "CURRENT"
         assert (await glance(stage, "old"))["standing"] == "UNFOLLOWED"
         assert stage.store.updates["old"].state is UpdateState.COMPLETE, "what was proved stays proved"
-
-
-async def test_steps_of_two_runs_are_not_compared(tmp_path: Path) -> None:
-    async with serving(tmp_path) as stage:
-        await served(stage, "old", 900)
-        await moved(stage, "a", run="new", insist=True)
-        gate = stage.engines["a"].gate = asyncio.Event()
-        await told(stage, "new", 1)
-        await until(stage, lambda: len(stage.engines["a"].loads) == 2)
-        engine = await asked(stage.http.get("/v1/engines/a:1"))
-        assert (engine["version"], engine["behind"]) == ("old~v000900", None)
-        version = await asked(stage.http.get("/v1/versions/new~v000001"))
-        assert [each["step"] for each in version["engines"]] == [None]
-        gate.set()
-        await stage.until("new~v000001", lambda record: record.served_at is not None)
-        assert stage.store.engines["a:1"].contents.skipped == 0
-
-
-async def test_a_move_outlives_a_restart(tmp_path: Path) -> None:
-    async with serving(tmp_path) as stage:
-        await served(stage, "old", 1)
-        await moved(stage, "a", run="new", insist=True)
-    async with serving(tmp_path) as stage:
-        await until(stage, lambda: stage.store.faults.fleet is None)
-        assert follows(stage) == {"a": "new"}
-        assert (await asked(stage.http.get("/v1/engines/a:1")))["moved"]
-        explained = (await asked(stage.http.get("/v1/explain/a:1")))["sentences"]
-        assert "It was moved to run new; --engine names no run." in explained
-        await served(stage, "new", 1)
-
-
-async def test_a_move_is_stronger_than_the_services_run(tmp_path: Path) -> None:
-    async with serving(tmp_path, run="old") as stage:
-        await served(stage, "old", 1)
-        await moved(stage, "a", run="new", insist=True)
-    async with serving(tmp_path, run="old") as stage:
-        await served(stage, "new", 1)
-        assert follows(stage) == {"a": "new"}
 
 
 async def test_a_load_that_is_under_way_comes_to_its_end_and_counts_for_no_run(tmp_path: Path) -> None:
@@ -277,29 +165,6 @@ async def test_a_load_that_breaks_off_while_its_engine_is_moved_is_repaired_by_t
         assert not engine.paused
 
 
-async def test_an_engine_that_is_moved_into_a_paused_run_is_brought_to_its_last_good_version(tmp_path: Path) -> None:
-    async with serving(tmp_path, names=("a", "b")) as stage:
-        await served(stage, "old", 1)
-        await moved(stage, "b", run="new", insist=True)
-        good = await served(stage, "new", 1)
-        await asked(stage.http.post("/v1/runs", json={"run": "new", "paused": True}))
-        await told(stage, "new", 2)
-        await moved(stage, "a", run="new", insist=True)
-        await until(stage, lambda: serves(stage)["a"] == good)
-
-
-async def test_a_pin_and_a_rollback_of_the_run_that_was_left_stay_its_own(tmp_path: Path) -> None:
-    async with serving(tmp_path, names=("a", "b")) as stage:
-        for step in (1, 2):
-            await served(stage, "old", step)
-        await asked(stage.http.put(f"/v1/versions/{at('old', 1)}/pin"))
-        await moved(stage, "b", run="new", insist=True)
-        new = await served(stage, "new", 1)
-        await asked(stage.http.post("/v1/rollback", json={"run": "old"}))
-        await until(stage, lambda: serves(stage) == {"a": at("old", 1), "b": new})
-        assert stage.store.versions[at("old", 1)].pinned
-
-
 async def test_an_open_run_keeps_its_engines_unless_somebody_insists(tmp_path: Path) -> None:
     async with serving(tmp_path, names=("a", "b")) as stage:
         await served(stage, "old", 1)
@@ -328,12 +193,6 @@ async def test_a_move_that_cannot_be_made_moves_no_engine(tmp_path: Path, body: 
         assert follows(stage) == {"a": "old"}
 
 
-async def test_an_engine_is_moved_by_its_url_too(tmp_path: Path) -> None:
-    async with serving(tmp_path) as stage:
-        body = {"engines": ["http://a:1"], "run": "new"}
-        assert (await asked(stage.http.post("/v1/engines/move", json=body)))["items"][0]["run"] == "new"
-
-
 async def test_a_run_that_has_ended_is_closed_and_not_unfollowed_also_after_a_restart(tmp_path: Path) -> None:
     async with serving(tmp_path, names=()) as stage:
         await told(stage, "old", 1)
@@ -345,16 +204,6 @@ async def test_a_run_that_has_ended_is_closed_and_not_unfollowed_also_after_a_re
         assert "refitd_run_unfollowed{" not in (await stage.http.get("/metrics")).text
 
 
-async def test_a_closed_run_is_not_troubled_and_stands_behind_the_others(tmp_path: Path) -> None:
-    async with serving(tmp_path, run="a") as stage:
-        await torn(stage, "a")
-        await told(stage, "b", 1)
-        assert (await glance(stage, "a"))["standing"] == "TROUBLED"
-        await closed(stage, "a")
-        runs = (await asked(stage.http.get("/v1/overview")))["runs"]
-        assert [(seen["run"], seen["standing"]) for seen in runs] == [("b", "UNFOLLOWED"), ("a", "CLOSED")]
-
-
 async def test_the_next_version_opens_a_closed_run_again(tmp_path: Path) -> None:
     async with serving(tmp_path) as stage:
         await served(stage, "old", 1)
@@ -362,31 +211,6 @@ async def test_the_next_version_opens_a_closed_run_again(tmp_path: Path) -> None
         await served(stage, "old", 2)
         assert (await glance(stage, "old"))["standing"] == "CURRENT"
         assert any("open again" in event["text"] for event in (await asked(stage.http.get("/v1/log")))["items"])
-
-
-async def test_a_run_that_was_closed_by_mistake_is_opened_by_hand(tmp_path: Path) -> None:
-    async with serving(tmp_path) as stage:
-        await served(stage, "old", 1)
-        await closed(stage, "old")
-        await asked(stage.http.post("/v1/runs", json={"run": "old", "closed": False}))
-        assert (await glance(stage, "old"))["standing"] == "CURRENT"
-
-
-async def test_an_engine_that_is_moved_to_a_closed_run_is_brought_to_its_newest_good_version(tmp_path: Path) -> None:
-    async with serving(tmp_path, names=("a", "b")) as stage:
-        last = [await served(stage, "old", step) for step in (1, 2)][-1]
-        await moved(stage, "b", run="new", insist=True)
-        await served(stage, "new", 1)
-        await closed(stage, "old")
-        await moved(stage, "b", run="old", insist=True)
-        await until(stage, lambda: serves(stage) == {"a": last, "b": last})
-        assert (await glance(stage, "old"))["standing"] == "CLOSED"
-
-
-async def test_a_run_that_nobody_knows_cannot_be_closed(tmp_path: Path) -> None:
-    async with serving(tmp_path) as stage:
-        problem = await asked(stage.http.post("/v1/runs", json={"run": "none", "closed": True}), 404)
-        assert problem["type"] == "urn:refitd:problem:unknown-run"
 
 
 async def test_of_a_closed_run_the_newest_good_version_stays_and_what_engines_serve_or_is_pinned(
@@ -405,41 +229,6 @@ async def test_of_a_closed_run_the_newest_good_version_stays_and_what_engines_se
         await asked(stage.http.post("/v1/reclaim"))
         assert set(stage.store.versions) == {at("old", 1), at("old", 5)}
         assert serves(stage)["a"] == at("old", 5)
-
-
-async def test_versions_that_no_engine_followed_go_when_their_run_is_closed(tmp_path: Path) -> None:
-    async with serving(tmp_path, base_model=None, run="old") as stage:
-        for step in (1, 2, 3):
-            publish(stage.root, "new", step, tensors(step))
-            await stage.until(at("new", step), lambda record: record.state is VersionState.UNKNOWN)
-        strange = stage.root / "new" / "v000002" / "notes"
-        strange.mkdir()
-        await asked(stage.http.post("/v1/reclaim"))
-        assert {at("new", step) for step in (1, 2, 3)} <= stage.store.versions.keys()
-        await closed(stage, "new")
-        async with asyncio.timeout(10):
-            while set(stage.store.versions) != {at("new", 3)}:  # one that is looked at just now goes the next time
-                await asked(stage.http.post("/v1/reclaim"))
-        assert (stage.root / "new" / "v000003" / "refit.json").is_file()
-        assert not (stage.root / "new" / "v000001").exists()
-        assert [path.name for path in (stage.root / "new" / "v000002").iterdir()] == ["notes"]
-        gone = await asked(stage.http.get(f"/v1/versions/{at('new', 1)}"))
-        assert gone["reason"].startswith("run new is closed, and it is not needed; it was UNKNOWN: no engine follows")
-        assert (await glance(stage, "new"))["standing"] == "CLOSED"
-
-
-async def test_a_version_that_is_being_looked_at_is_not_collected(tmp_path: Path) -> None:
-    async with serving(tmp_path, base_model=None, run="old") as stage:
-        for step in (1, 2):
-            publish(stage.root, "new", step, tensors(step))
-            await stage.until(at("new", step), lambda record: record.state is VersionState.UNKNOWN)
-        await closed(stage, "new")
-        await until(stage, lambda: at("new", 1) not in stage.catalog.judging)
-        stage.catalog.judging.add(at("new", 1))  # as the judge does when it takes it; nothing is awaited in between
-        await asked(stage.http.post("/v1/reclaim"))
-        assert stage.store.versions[at("new", 1)].state is VersionState.UNKNOWN
-        assert leased(stage, at("new", 1)) == ["the catalog is validating it"]
-        stage.catalog.judging.discard(at("new", 1))
 
 
 async def test_engines_of_a_closed_run_and_of_no_run_are_for_the_asking(tmp_path: Path) -> None:
@@ -466,15 +255,6 @@ async def test_no_engine_of_an_open_run_is_taken_for_the_asking(tmp_path: Path) 
         assert follows(stage) == {"a": "old"}
 
 
-async def test_a_run_that_has_engines_takes_no_more_for_the_asking(tmp_path: Path) -> None:
-    async with serving(tmp_path, names=("a", "b")) as stage:
-        await served(stage, "old", 1)
-        await moved(stage, "b", run="new", insist=True)
-        await closed(stage, "old")
-        await served(stage, "new", 1, **MINE)
-        assert follows(stage) == {"a": "old", "b": "new"}
-
-
 async def test_what_a_trainer_hands_over_brings_engines_before_it_is_offered(tmp_path: Path) -> None:
     async with serving(tmp_path) as stage:
         stage.engines["a"].takes_offers = True
@@ -483,22 +263,3 @@ async def test_what_a_trainer_hands_over_brings_engines_before_it_is_offered(tmp
         notice = {"run": "new", "step": 1, "kind": "handover", "offer": ".offer-00000000000000aa", **MINE}
         await asked(stage.http.post("/v1/versions", json=notice), 202)
         await until(stage, lambda: stage.engines["a"].taken == [at("new", 1)])
-
-
-async def test_a_notice_that_is_refused_for_its_content_moves_no_engine(tmp_path: Path) -> None:
-    async with serving(tmp_path) as stage:
-        await served(stage, "old", 1)
-        await closed(stage, "old")
-        missing = await stage.http.post("/v1/versions", json={"run": "new", "step": 1, **MINE})
-        assert missing.json()["type"] == "urn:refitd:problem:path-missing"
-        assert follows(stage) == {"a": "old"}
-
-
-async def test_engines_that_are_bound_to_no_run_follow_the_one_that_is_not_closed(tmp_path: Path) -> None:
-    async with serving(tmp_path, names=()) as stage:
-        await told(stage, "old", 1)
-        await told(stage, "new", 1)
-        await closed(stage, "old")
-        await asked(stage.http.post("/v1/engines", json={"url": "http://b:1"}), 201)
-        await stage.until(at("new", 1), lambda record: record.served_at is not None)
-        assert follows(stage) == {"b": "new"}

@@ -17,13 +17,6 @@ async def test_the_page_of_the_api_is_open_and_the_api_behind_it_is_not(tmp_path
             assert (await stage.http.get(path)).status_code in {401, 404}, path
 
 
-async def test_the_document_holds_nothing_of_the_operator_s(tmp_path: Path) -> None:
-    async with serving(tmp_path / "one", token="write") as one, serving(tmp_path / "other", names=("b", "c")) as other:
-        await one.served(1)
-        documents = [(await stage.http.get("/openapi.json")).content for stage in (one, other)]
-        assert documents[0] == documents[1]
-
-
 async def test_the_page_names_no_file_but_the_services_own(tmp_path: Path) -> None:
     async with serving(tmp_path) as stage:
         page = await stage.http.get("/docs")

@@ -3,7 +3,6 @@
 import asyncio
 from pathlib import Path
 
-import numpy as np
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -11,12 +10,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from refitd.engine.port import Outcome, Refit
-from refitd.observe.traces import Traces, parent_of
+from refitd.observe.traces import Traces
 from refitd_client import WeightPublisher
 from refitd_client.contract.manifest import parse_manifest
-from refitd_client.errors import InvalidWeightsError
 from support.checkpoints import publish, tensors
-from support.records import version
 from support.services import Stage, serving
 
 LOADED = {"prepare": 3.0, "pause": 2.0, "load": 40.0, "verify": 5.0, "resume": 1.0}
@@ -118,25 +115,3 @@ async def test_what_failed_is_an_error_in_its_trace(tmp_path: Path, collector: C
     bad = collector.named("version")[-1]
     assert (bad.attributes or {})["refitd.reason"] == "missing-tensor"
     assert not bad.status.is_ok
-
-
-def test_a_publication_that_fails_is_an_error_in_its_trace(tmp_path: Path, collector: Collector) -> None:
-    with WeightPublisher(tmp_path, "run") as publisher, pytest.raises(InvalidWeightsError):
-        publisher.publish({"w": np.array([np.nan], np.float32)}, step=1)
-    assert not collector.one("publish").status.is_ok
-
-
-async def test_versions_that_are_gone_leave_nothing_behind(tmp_path: Path, collector: Collector) -> None:
-    async with serving(tmp_path, keep_last=1) as stage:
-        observer = Traces(collector.provider.get_tracer("refitd"), stage.store)
-        stage.store.observe(observer)
-        for step in (1, 2, 3):
-            await stage.served(step)
-            await stage.sweep()
-        assert len(observer._seen) == 1
-        assert not observer._loads
-
-
-@pytest.mark.parametrize("text", ["", "00-1-2-01", f"00-{'0' * 32}-{'1' * 16}-01", f"00-{'x' * 32}-{'1' * 16}-01"])
-def test_what_is_no_traceparent_begins_a_trace_of_its_own(text: str) -> None:
-    assert parent_of(version(1, metadata={"traceparent": text})) is None

@@ -36,9 +36,3 @@ def test_requests_of_the_sdk_leave_no_line_and_the_trainer_s_own_keep_theirs(at_
         finally:
             logging.getLogger("httpx").setLevel(logging.NOTSET)
         assert len(of_httpx(at_info)) == 1, "who asks for DEBUG gets it"
-
-
-def test_an_event_stream_leaves_no_line(at_info: pytest.LogCaptureFixture) -> None:
-    with serve(answer(204, b"")) as server:
-        assert run(server.url, lambda client: list(client.events())) == []
-    assert of_httpx(at_info) == []

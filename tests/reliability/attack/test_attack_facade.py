@@ -21,9 +21,6 @@ from support.jobs import PATIENCE, PROMPT, RUN, Job, running, served_by
 from support.servers import API_KEY, EmbeddedServer, refitd_ended
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
-
-HOST = b"Host: 127.0.0.1"
-GENERATE = b"POST /generate HTTP/1.1\r\n%b\r\n" % HOST
 LOAD = "update_weights_from_disk"
 OTHER_SPELLINGS = [
     *(f"/./{LOAD}", f"/x/../{LOAD}", f"/%2e/{LOAD}", f"/x/%2e%2e/{LOAD}", f"/x/..%2f{LOAD}", f"/{LOAD}/.", f"//{LOAD}"),
@@ -193,15 +190,6 @@ def test_a_half_sent_body_is_cut_off(attacked: Attacked) -> None:
     assert attacked.is_serving
 
 
-def test_headers_that_are_too_many_or_too_large_are_refused(attacked: Attacked) -> None:
-    many = b"".join(b"X-%d: y\r\n" % number for number in range(101))
-    said = attacked.raw(b"%bConnection: close\r\n%b\r\n" % (GENERATE, many))
-    assert b"HTTP/1.1 431" in said
-    assert b"refitd:problem" in attacked.raw(
-        b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nX: %b\r\n\r\n" % (b"x" * 20_000)
-    )
-
-
 def test_half_open_connections_shut_out_nobody(attacked: Attacked) -> None:
     """More than one peer may have, and more than the descriptors that a process has by default."""
     with ExitStack() as open_ends:
@@ -249,10 +237,3 @@ def test_facades_that_others_can_reach_do_not_start_without_a_token(tmp_path: Pa
     code, said = refitd_ended("areal", *words, "--host", "0.0.0.0")  # noqa: S104 - it is refused
     assert code == 2
     assert "reachable from other machines: set --facade-token-file" in said
-
-
-def test_facades_do_not_start_without_a_folder_for_checkpoints(tmp_path: Path) -> None:
-    words = ["--root", str(tmp_path), "--run", "r", "--engine", "http://127.0.0.1:9=0"]
-    code, said = refitd_ended("areal", *words)
-    assert code == 2
-    assert "--checkpoints" in said

@@ -8,7 +8,6 @@ import pytest
 
 from refitd.policy.admit import MAX_CHARACTERS, MAX_ENTRIES
 from support.attackers import attacking, listening
-from support.checkpoints import publish, tensors
 from support.services import serving
 
 NOTICE = b'{"run":"run","step":1,%b}'
@@ -46,14 +45,6 @@ async def test_a_hostile_notice_is_refused_and_nothing_of_it_is_kept(tmp_path: P
         assert told in {(422, "bad-request"), (413, "too-large")}  # the latter for more values than a body may have
         assert len(answer.content) < 10_000
         assert stage.store.versions == {}
-
-
-async def test_metadata_of_the_largest_size_is_kept_as_it_is(tmp_path: Path) -> None:
-    async with serving(tmp_path, names=()) as stage:
-        publish(stage.root, "run", 1, tensors(1))
-        metadata = {"k": "é" * (MAX_CHARACTERS - 1)}
-        answer = await stage.http.post("/v1/versions", json={"run": "run", "step": 1, "metadata": metadata})
-        assert answer.json()["metadata"] == metadata
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from refitd import tokens
 from refitd.api.auth import HEALTH, OPEN
 from refitd.settings import Settings
 from refitd_client import RefitClient
-from refitd_client.http.connection import connect_to
 from support.attackers import attacking, listening
 from support.command_line import refitd
 from support.servers import RefitdProgram, refitd_ended
@@ -167,22 +166,6 @@ def test_how_long_a_comparison_takes_says_nothing_about_a_token(monkeypatch: pyt
         assert compared == [(32, 32)] * 3
 
 
-def test_a_client_sends_what_it_has_and_the_write_token_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "token").write_text(f"{WRITE}\nolder\n")
-    for name in ("REFITD_TOKEN", "REFITD_TOKEN_FILE", "REFITD_READ_TOKEN_FILE"):
-        monkeypatch.delenv(name, raising=False)
-    assert connect_to().headers() == {}
-    (tmp_path / "read").write_text(READ)
-    monkeypatch.setenv("REFITD_READ_TOKEN_FILE", str(tmp_path / "read"))
-    assert connect_to().headers() == bearer(READ)
-    monkeypatch.setenv("REFITD_TOKEN_FILE", str(tmp_path / "token"))
-    assert connect_to().headers() == bearer(WRITE)
-    assert connect_to(token="mine").headers() == bearer("mine")
-    (tmp_path / "token").write_text("\n")
-    with pytest.raises(ValueError, match="token file"):
-        connect_to().headers()
-
-
 def test_a_token_is_no_flag_because_every_user_sees_the_flags_of_a_process() -> None:
     result = refitd("serve", "--root", "/x", "--token", "secret")
     assert result.exit_code == 2
@@ -247,20 +230,6 @@ async def test_a_page_whose_name_was_pointed_at_loopback_reads_nothing(tmp_path:
             assert (known.status_code == 403) is (not settings)
     async with serving(tmp_path / "named", allowed_hosts=["*.test"]) as stage:
         assert (await stage.http.get(path, headers=page)).status_code in ANSWERED
-
-
-async def test_who_calls_a_service_by_a_name_that_it_does_not_know_hears_what_would_help(tmp_path: Path) -> None:
-    page = {"Host": "gpu-1.example:8700"}
-    async with serving(tmp_path / "open") as stage:
-        for sent in ({}, bearer("anything")):
-            detail = (await stage.http.get("/v1/versions", headers=page | sent)).json()["detail"]
-            assert "--allowed-host gpu-1.example" in detail
-            assert "token" not in detail, "this service has none"
-    async with serving(tmp_path / "closed", token=WRITE) as stage:
-        detail = (await stage.http.get("/v1/versions", headers=page)).json()["detail"]
-        assert "send a token, or start the service with --allowed-host gpu-1.example" in detail
-        detail = (await stage.http.get("/v1/versions", headers=page | bearer("wrong"))).json()["detail"]
-        assert "the token that was sent is not known here: send another" in detail
 
 
 async def test_such_a_page_changes_nothing_and_health_goes_by_any_name(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import ctypes
-import os
 import random
 import shutil
 from pathlib import Path
@@ -126,19 +125,3 @@ def test_power_loss_with_unsynced_writes_leaves_of_the_journal_a_prefix_with_all
     print(f"seed {SEED}: {tried} states after a power cut, {len(effects)} effects")
     assert tried > (200 if EVERY else 60)
     assert ahead > 0, "some states held more than was promised: the cuts were not all clean ones"
-
-
-def test_power_loss_does_not_take_the_folder_of_a_new_journal_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """SQLite syncs the names of its files; the names above them are the journal's own business."""
-    synced: set[Path] = set()
-    sync = os.fsync
-
-    def noted(fd: int) -> None:
-        synced.add(Path(f"/proc/self/fd/{fd}").readlink())
-        sync(fd)
-
-    monkeypatch.setattr(os, "fsync", noted)
-    Journal(tmp_path / "refitd" / "state").close()
-    assert synced >= {tmp_path, tmp_path / "refitd"}

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from refitd_client.contract import manifest
-from refitd_client.contract.naming import SERVICE_FOLDER
-from refitd_hosts.follow import resuming, transfer
+from refitd_hosts.follow import transfer
 from support import killed_pulls
 from support.checkpoints import publish, tensors
 from support.killed_pulls import FolderSource, pull, small_blocks
@@ -76,18 +75,3 @@ def test_bytes_that_changed_since_they_arrived_are_pulled_again(tmp_path: Path, 
         shard.write_bytes(bytes(shard.stat().st_size))
     pull(root, FolderSource(hub))
     assert content(root / "run" / "v000001") == content(hub / "run" / "v000001")
-
-
-def test_what_was_pulled_of_a_version_goes_when_it_is_not_wanted_any_more(tmp_path: Path, hub: Path) -> None:
-    for root in killed(tmp_path, hub):
-        if not (root / "run").exists():
-            continue
-        publish(hub / root.name, "run", 1, tensors(2))  # other contents, under the same name
-        small_blocks(hub / root.name)
-        if not versions(root / "run"):
-            pull(root, FolderSource(hub / root.name))
-            assert leftovers(root / "run") == []
-            assert content(root / "run" / "v000001") == content(hub / root.name / "run" / "v000001")
-        else:
-            resuming.drop_others(root, "run", ())
-        assert not list((root / SERVICE_FOLDER / "pulls").glob("*/*"))

@@ -3,11 +3,9 @@ anything but what was announced or what it held, no wait outlasts its deadline, 
 """
 
 import os
-import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,19 +14,14 @@ import torch
 
 from refitd_client.checkpoint.finite import NO_RULE
 from refitd_client.fingerprint import fingerprints
-from refitd_client.transport import exporter, sending
+from refitd_client.transport import sending
 from refitd_client.transport.child import (
-    ChildLostError,
     GroupChild,
-    OrderFailed,
-    Receive,
-    Received,
-    Reply,
     Send,
     TransferSent,
 )
-from refitd_client.transport.membership import FlatMemory, LaneMember, TransferError, WaitLimit, hear, join_store
-from refitd_client.transport.memory import PREFIX, SHARED_MEMORY, ImportedMemory, LayoutCache, boot_id, host_name
+from refitd_client.transport.membership import FlatMemory, LaneMember, TransferError, WaitLimit
+from refitd_client.transport.memory import LayoutCache, boot_id, host_name
 from refitd_client.transport.needs import PackedPlaces
 from refitd_client.transport.offer import (
     GroupTransfer,
@@ -37,21 +30,26 @@ from refitd_client.transport.offer import (
     OfferLayout,
     offer_with,
 )
-from refitd_client.transport.offer_file import ExportedTensors, ImportedTensors, make_secret, read_secret
+from refitd_client.transport.offer_file import ExportedTensors, read_secret
 from refitd_client.transport.processes import SenderProcess
 from refitd_client.transport.schedule import HeldStrip, strip
-from refitd_client.transport.script import Backend, MemberScript, Ready, ShardTable, held_numbers, key
-from refitd_client.transport.sending import QUIET, Destination, NoTransferError, TensorSender
-from support.forked_group import forked_members
+from refitd_client.transport.script import Backend, MemberScript, ShardTable, held_numbers
+from refitd_client.transport.sending import Destination, NoTransferError, TensorSender
+from support.receiving import (
+    NAMES,
+    SECONDS,
+    Receiving,
+    Weights,
+    kill,
+    receiving_processes,
+    refused,
+    root_of_offers,
+)
 
 pytestmark = pytest.mark.timeout(600)
 
 SENDERS = 2
-NAMES = tuple(f"{letter}{os.getpid()}" for letter in "ab")  # no other test's receivers have these names
-A, B = NAMES
-SECONDS = 120.0
 ROWS, COLUMNS = 1024, 4096
-Weights = dict[str, torch.Tensor]
 
 
 def weights(seed: int) -> Weights:
@@ -85,13 +83,10 @@ def table() -> tuple[ShardTable, int]:
 
 
 @dataclass
-class Shards:
-    """A trainer of two ranks and two receivers on one root. Their processes may have served another root before."""
+class Shards(Receiving):
+    """A trainer of two ranks and two receivers on one root."""
 
-    root: Path
     senders: list[TensorSender]
-    receivers: dict[str, GroupChild]
-    pool: ThreadPoolExecutor
     stop: threading.Event = field(default_factory=threading.Event)
 
     def stage(self, step: int, *, wrong: int | None = None) -> None:
@@ -128,25 +123,6 @@ class Shards:
         """Where what a sender has lies."""
         return LayoutCache().prepare({"flat": self.senders[number]._memory}, [NO_RULE]).layout
 
-    def receive(self, name: str, exported: ExportedTensors, within: float = SECONDS) -> Future[Reply]:
-        folder = self.root / ".refitd" / "receivers" / name
-        folder.mkdir(parents=True, exist_ok=True)
-        child = self.receivers.setdefault(name, GroupChild("receive", QUIET))
-        order = Receive(
-            root=str(self.root),
-            offer=f"run/{exported.path.name}",
-            name=name,
-            folder=str(folder),
-            within=within,
-            on_device=False,
-        )
-        return self.pool.submit(child.ask, order, within)
-
-    def says_that_it_is_ready(self, name: str, transfer: GroupTransfer) -> None:
-        """Wait until a receiver waits for the first sender's word."""
-        waiting = WaitLimit(SECONDS, lambda: False)
-        hear(join_store(transfer.host, transfer.port, waiting), key(transfer.name, "ready", name), Ready, waiting)
-
     def goes(self, step: int, names: tuple[str, ...] = NAMES) -> None:
         """A whole transfer, after which all receivers have exactly the weights of the step."""
         self.stage(step)
@@ -156,60 +132,25 @@ class Shards:
             sent = [self.send(number, transfer) for number in range(SENDERS)]
             total = sum(each.result(SECONDS).nbytes for each in sent)
             for name, one in receiving.items():
-                self.holds(name, one.result(SECONDS), step)
+                self.holds(name, one.result(SECONDS), weights(step))
         assert total == sum(table()[0].sizes) * len(names)  # no sender has sent what another has
-
-    def holds(self, name: str, reply: Reply, step: int) -> None:
-        """What a receiver offers is the weights of a step."""
-        assert isinstance(reply, Received), reply
-        imported = ImportedTensors(self.root / ".refitd" / "receivers" / name / reply.offer, read_secret(self.root))
-        there = ImportedMemory().tensors(imported.offer)
-        assert all(torch.equal(there[name], tensor) for name, tensor in weights(step).items())
-        imported.close()
-
-    def kill(self, child: GroupChild | None) -> None:
-        assert child is not None
-        assert child.pid is not None
-        os.kill(child.pid, signal.SIGKILL)
-
-
-Processes = tuple[list[TensorSender], dict[str, GroupChild], ThreadPoolExecutor]
 
 
 @pytest.fixture(scope="module")
-def processes() -> Iterator[Processes]:
-    """What a test has killed begins again in the next; beginning all of them for each test would take minutes."""
+def processes() -> Iterator[tuple[dict[str, GroupChild], ThreadPoolExecutor, list[TensorSender]]]:
     senders = [TensorSender(Path(f"/test{os.getpid()}"), f"{number}") for number in range(SENDERS)]
-    receivers = dict[str, GroupChild]()
-    with forked_members(), ThreadPoolExecutor(8) as pool:
-        yield senders, receivers, pool
-        for child in receivers.values():
-            child.end()
+    with receiving_processes() as (receivers, pool):
+        yield receivers, pool, senders
         for sender in senders:
             sender.close()
-    for name in NAMES:  # of a receiver that was killed
-        for path in SHARED_MEMORY.glob(f"{PREFIX}{name}-*"):
-            path.unlink()
 
 
 @pytest.fixture
-def shards(processes: Processes, tmp_path: Path) -> Iterator[Shards]:
-    (tmp_path / ".refitd").mkdir()
-    (tmp_path / "run").mkdir()
-    make_secret(tmp_path)
-    with ExitStack() as ends:
-        ends.callback(exporter.end, tmp_path / "run")
-        yield Shards(tmp_path, *processes)
-
-
-def refused(one: "Future[Reply]") -> str:
-    """Why a receiver has nothing; a process that had to be ended has nothing either."""
-    error = one.exception(SECONDS)
-    if isinstance(error, ChildLostError):
-        return str(error)
-    reply = one.result(SECONDS)
-    assert isinstance(reply, OrderFailed), reply
-    return reply.reason
+def shards(
+    processes: tuple[dict[str, GroupChild], ThreadPoolExecutor, list[TensorSender]], tmp_path: Path
+) -> Iterator[Shards]:
+    with root_of_offers(tmp_path) as root:
+        yield Shards(root, *processes)
 
 
 def pids(shards: Shards) -> list[int | None]:
@@ -224,12 +165,6 @@ def test_each_sender_sends_its_own_part_alone_and_the_lanes_stay_from_step_to_st
     for step in (2, 3):
         shards.goes(step)
     assert pids(shards) == before
-
-
-def test_a_receiver_that_comes_or_goes_is_in_the_next_transfer_or_is_not(shards: Shards) -> None:
-    shards.goes(1, (A,))
-    shards.goes(2)
-    shards.goes(3, (B,))
 
 
 def test_one_bit_of_one_sender_is_refused_by_all_and_the_next_transfer_works(shards: Shards) -> None:
@@ -255,7 +190,7 @@ def test_a_sender_that_is_killed_before_it_sends_leaves_no_receiver_with_a_versi
         shorter.setattr(sending, "JOIN_SECONDS", 3.0)
         shorter.setattr(sending, "SEND_SECONDS", 10.0)
         receiving = [shards.receive(name, exported, 10.0) for name in NAMES]
-        shards.kill(shards.senders[who]._child)
+        kill(shards.senders[who]._child)
         sent = [shards.send(number, transfer) for number in range(SENDERS) if number != who]
         assert all(isinstance(each.exception(SECONDS), NoTransferError) for each in sent)
         assert all(refused(one) for one in receiving)
@@ -290,28 +225,11 @@ def test_a_sender_that_is_killed_when_all_others_are_ready_ends_the_transfer_on_
             other = shards.send(1, transfer)
             for name in (*NAMES, "sender 1"):
                 shards.says_that_it_is_ready(name, transfer)
-            shards.kill(shards.senders[1]._child)
+            kill(shards.senders[1]._child)
             assert isinstance(other.exception(SECONDS), NoTransferError)
             first = shards.send(0, transfer)  # all have what it sends, and none the rest
             assert all("broadcast has failed" in refused(one) for one in receiving)
             assert all(first.result(SECONDS).refused.values())
-    shards.goes(3)
-
-
-def test_a_receiver_that_is_killed_before_it_is_ready_is_left_out_and_the_others_get_the_version(
-    shards: Shards, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shards.goes(1)
-    shards.kill(shards.receivers[B])
-    with monkeypatch.context() as shorter:
-        shorter.setattr(sending, "JOIN_SECONDS", 5.0)
-        shards.stage(2)
-        exported, transfer = shards.offer(2)
-        with exported:
-            one = shards.receive(A, exported)
-            sent = [shards.send(number, transfer) for number in range(SENDERS)]
-            shards.holds(A, one.result(SECONDS), 2)
-            assert sent[0].result(SECONDS).refused == {A: "", B: "it was not ready in time"}
     shards.goes(3)
 
 

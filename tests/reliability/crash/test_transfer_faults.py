@@ -4,12 +4,11 @@ what was announced or what it held, no wait outlasts its deadline, and the next 
 
 import os
 import secrets
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,13 +16,10 @@ import pytest
 import torch
 
 from refitd_client.checkpoint.finite import NO_RULE
-from refitd_client.transport import exporter, sending
+from refitd_client.transport import sending
 from refitd_client.transport.child import (
     ChildLostError,
     GroupChild,
-    OrderFailed,
-    Receive,
-    Received,
     Reply,
     TransferSent,
 )
@@ -32,13 +28,12 @@ from refitd_client.transport.membership import (
     TransferError,
     WaitLimit,
     hear,
-    join_store,
     open_store,
     say,
 )
-from refitd_client.transport.memory import PREFIX, SHARED_MEMORY, ImportedMemory, LayoutCache, PreparedOffer
+from refitd_client.transport.memory import PREFIX, SHARED_MEMORY, LayoutCache, PreparedOffer
 from refitd_client.transport.offer import GroupTransfer, side_by_side
-from refitd_client.transport.offer_file import ExportedTensors, ImportedTensors, make_secret, read_secret
+from refitd_client.transport.offer_file import ExportedTensors, ImportedTensors, read_secret
 from refitd_client.transport.schedule import everything, schedule
 from refitd_client.transport.script import (
     BLOCK_BYTES,
@@ -51,16 +46,22 @@ from refitd_client.transport.script import (
     script_of,
     table_of_whole,
 )
-from refitd_client.transport.sending import QUIET, Destination, NoTransferError, TensorSender
+from refitd_client.transport.sending import Destination, NoTransferError, TensorSender
 from support.broadcasting import broadcast
-from support.forked_group import forked_members
+from support.receiving import (
+    NAMES,
+    SECONDS,
+    A,
+    B,
+    Receiving,
+    Weights,
+    kill,
+    receiving_processes,
+    refused,
+    root_of_offers,
+)
 
 pytestmark = pytest.mark.timeout(300)
-
-A, B = (f"{letter}{os.getpid()}" for letter in "ab")  # no other test's receivers have these names
-NAMES = (A, B)
-SECONDS = 60.0
-Weights = dict[str, torch.Tensor]
 
 
 def weights(seed: int) -> Weights:
@@ -71,13 +72,10 @@ def weights(seed: int) -> Weights:
 
 
 @dataclass
-class Transfers:
-    """A trainer and two receivers on one root. Their processes may have served another root before."""
+class Transfers(Receiving):
+    """A trainer and two receivers on one root."""
 
-    root: Path
     sender: TensorSender
-    receivers: dict[str, GroupChild]
-    pool: ThreadPoolExecutor
     layouts: LayoutCache = field(default_factory=LayoutCache)
     prepared: PreparedOffer | None = None
     transfer: GroupTransfer | None = None
@@ -96,35 +94,11 @@ class Transfers:
         offer = replace(self.prepared.offer(f"run~v{step:06d}", found), transfer=transfer)
         return ExportedTensors(self.root / "run", offer, read_secret(self.root))
 
-    def receive(self, name: str, exported: ExportedTensors, within: float = SECONDS) -> Future[Reply]:
-        """A receiver begins."""
-        folder = self.root / ".refitd" / "receivers" / name
-        folder.mkdir(parents=True, exist_ok=True)
-        child = self.receivers.setdefault(name, GroupChild("receive", QUIET))
-        order = Receive(
-            root=str(self.root),
-            offer=f"run/{exported.path.name}",
-            name=name,
-            folder=str(folder),
-            within=within,
-            on_device=False,
-        )
-        return self.pool.submit(child.ask, order, within)
-
     def send(self) -> TransferSent:
         """Send what was offered last."""
         assert self.prepared is not None
         assert self.transfer is not None
         return self.sender.send(self.transfer, self.prepared.layout, threading.Event(), table=TABLE)
-
-    def says_that_it_is_ready(self, name: str, exported: ExportedTensors) -> None:
-        """Wait until a receiver waits for the sender's word."""
-        imported = ImportedTensors(exported.path, read_secret(self.root))
-        transfer, waiting = imported.offer.transfer, WaitLimit(SECONDS, lambda: False)
-        imported.close()
-        assert transfer is not None
-        store = join_store(transfer.host, transfer.port, waiting)
-        hear(store, key(transfer.name, "ready", name), Ready, waiting)
 
     def goes(self, step: int, names: tuple[str, ...] = NAMES) -> None:
         """A whole transfer, after which all receivers have exactly the weights of the step."""
@@ -132,62 +106,28 @@ class Transfers:
             under_way = [self.receive(name, exported) for name in names]
             assert self.send().refused == dict.fromkeys(names, "")
             for name, one in zip(names, under_way, strict=True):
-                self.holds(name, one.result(SECONDS), step)
-
-    def holds(self, name: str, reply: Reply, step: int) -> None:
-        """What a receiver offers is the weights of a step."""
-        assert isinstance(reply, Received), reply
-        path = self.root / ".refitd" / "receivers" / name / reply.offer
-        imported = ImportedTensors(path, read_secret(self.root))
-        assert imported.is_exported
-        there = ImportedMemory().tensors(imported.offer)
-        assert all(torch.equal(there[name], tensor) for name, tensor in weights(step).items())
-        imported.close()
+                self.holds(name, one.result(SECONDS), weights(step))
 
 
 @pytest.fixture(scope="module")
-def processes() -> Iterator[tuple[TensorSender, dict[str, GroupChild], ThreadPoolExecutor]]:
-    """What a test has killed begins again in the next; beginning all of them for each test would take minutes."""
-    sender, receivers = TensorSender(Path(f"/test{os.getpid()}"), "process"), dict[str, GroupChild]()
-    with forked_members(), ThreadPoolExecutor(8) as pool:
-        yield sender, receivers, pool
-        for child in receivers.values():
-            child.end()
+def processes() -> Iterator[tuple[dict[str, GroupChild], ThreadPoolExecutor, TensorSender]]:
+    sender = TensorSender(Path(f"/test{os.getpid()}"), "process")
+    with receiving_processes() as (receivers, pool):
+        yield receivers, pool, sender
         sender.close()
-    for name in (A, B):  # of a receiver that was killed
-        for path in SHARED_MEMORY.glob(f"{PREFIX}{name}-*"):
-            path.unlink()
 
 
 @pytest.fixture
 def transfers(
-    processes: tuple[TensorSender, dict[str, GroupChild], ThreadPoolExecutor], tmp_path: Path
+    processes: tuple[dict[str, GroupChild], ThreadPoolExecutor, TensorSender], tmp_path: Path
 ) -> Iterator[Transfers]:
-    (tmp_path / ".refitd").mkdir()
-    (tmp_path / "run").mkdir()
-    make_secret(tmp_path)
-    with ExitStack() as ends:
-        ends.callback(exporter.end, tmp_path / "run")
-        yield Transfers(tmp_path, *processes)
-
-
-def reason(one: "Future[Reply]") -> str:
-    reply = one.result(SECONDS)
-    assert isinstance(reply, OrderFailed), reply
-    return reply.reason
+    with root_of_offers(tmp_path) as root:
+        yield Transfers(root, *processes)
 
 
 def gave_up(one: "Future[Reply]") -> None:
     """A receiver has said that its time is over, or was ended at its deadline."""
-    assert isinstance(one.exception(SECONDS), ChildLostError) or "time" in reason(one) or "failed" in reason(one)
-
-
-def test_receivers_have_the_weights_and_keep_their_group_from_step_to_step(transfers: Transfers) -> None:
-    transfers.goes(1)
-    pids = {name: child.pid for name, child in transfers.receivers.items()}
-    for step in (2, 3):
-        transfers.goes(step)
-    assert {name: child.pid for name, child in transfers.receivers.items()} == pids
+    assert isinstance(one.exception(SECONDS), ChildLostError) or "time" in refused(one) or "failed" in refused(one)
 
 
 def test_a_member_that_comes_or_goes_is_in_the_next_transfer_or_is_not(transfers: Transfers) -> None:
@@ -198,9 +138,7 @@ def test_a_member_that_comes_or_goes_is_in_the_next_transfer_or_is_not(transfers
 
 def test_a_receiver_that_is_killed_is_begun_again_for_the_next_transfer(transfers: Transfers) -> None:
     transfers.goes(1)
-    killed = transfers.receivers[B].pid
-    assert killed is not None
-    os.kill(killed, signal.SIGKILL)
+    kill(transfers.receivers[B])
     transfers.goes(2)
     assert len(list(SHARED_MEMORY.glob(f"{PREFIX}{B}-*"))) == 1  # what the killed one has left is removed
 
@@ -212,17 +150,16 @@ def test_a_receiver_that_is_killed_when_it_was_ready_ends_this_transfer_and_no_o
     with transfers.offer(2) as exported, monkeypatch.context() as shorter:
         shorter.setattr(sending, "SEND_SECONDS", 10.0)  # what a group of which a member is gone waits for
         lost = transfers.receive(B, exported)
-        transfers.says_that_it_is_ready(B, exported)
-        killed = transfers.receivers[B].pid
-        assert killed is not None
-        os.kill(killed, signal.SIGKILL)
+        assert transfers.transfer is not None
+        transfers.says_that_it_is_ready(B, transfers.transfer)
+        kill(transfers.receivers[B])
         assert isinstance(lost.exception(SECONDS), ChildLostError)
         first = transfers.receive(A, exported)
         with pytest.raises(NoTransferError):
             transfers.send()
         # It had said that it was ready, so that the group is not made, or is broken in the broadcast; a sender that
         # hangs in either is ended at its deadline, and its store with it.
-        assert any(part in reason(first) for part in ("broadcast has failed", "was not made", "store is gone"))
+        assert any(part in refused(first) for part in ("broadcast has failed", "was not made", "store is gone"))
     transfers.goes(3)
 
 
@@ -230,11 +167,8 @@ def test_a_sender_that_is_killed_leaves_receivers_that_refuse_and_the_next_one_s
     transfers.goes(1)
     with transfers.offer(2) as exported:
         under_way = [transfers.receive(name, exported) for name in NAMES]
-        child = transfers.sender._child
-        assert child is not None
-        assert child.pid is not None
-        os.kill(child.pid, signal.SIGKILL)
-        assert all("store" in reason(one) for one in under_way)
+        kill(transfers.sender._child)
+        assert all("store" in refused(one) for one in under_way)
         with pytest.raises(NoTransferError, match=r"has ended|cannot be used"):
             transfers.send()
     transfers.goes(3)
@@ -292,7 +226,7 @@ def test_an_honest_rogue_is_believed(transfers: Transfers) -> None:
         group, transfer, waiting = rogue.gather(exported, transfers.root)
         broadcast(group, blocks(1), waiting)
         assert hear(rogue.store, key(transfer.name, "done", A), Done, waiting) == Done()
-        transfers.holds(A, one.result(SECONDS), 1)
+        transfers.holds(A, one.result(SECONDS), weights(1))
 
 
 @pytest.mark.parametrize(
@@ -311,7 +245,7 @@ def test_bytes_that_were_not_announced_are_refused(
         assert (
             "not what the trainer announced" in hear(rogue.store, key(transfer.name, "done", A), Done, waiting).refused
         )
-        assert "not what the trainer announced" in reason(one)
+        assert "not what the trainer announced" in refused(one)
     transfers.goes(2)
 
 
@@ -323,7 +257,7 @@ def test_a_sender_that_breaks_off_is_refused(transfers: Transfers, sent: int) ->
         group, _, waiting = rogue.gather(exported, transfers.root)
         broadcast(group, blocks(1)[:sent], waiting)
         group.close()
-        assert "a broadcast has failed" in reason(one)
+        assert "a broadcast has failed" in refused(one)
     transfers.goes(2)
 
 
@@ -336,7 +270,7 @@ def test_a_sender_that_sends_too_little_in_a_block_is_refused(transfers: Transfe
         with suppress(TransferError):
             broadcast(group, [block[:100] for block in blocks(7)], waiting)
         group.close()
-        assert "broadcast has failed" in reason(one) or "not what the trainer announced" in reason(one)
+        assert "broadcast has failed" in refused(one) or "not what the trainer announced" in refused(one)
     transfers.goes(2)
 
 
@@ -358,8 +292,8 @@ def test_a_receiver_that_is_late_is_left_out_and_told_so(transfers: Transfers) -
         group, transfer, waiting = rogue.gather(exported, transfers.root)
         late = transfers.receive(B, exported)
         broadcast(group, blocks(2), waiting)
-        transfers.holds(A, first.result(SECONDS), 2)
-        assert "begun without this rank" in reason(late)
+        transfers.holds(A, first.result(SECONDS), weights(2))
+        assert "begun without this rank" in refused(late)
         assert hear(rogue.store, key(transfer.name, "done", A), Done, waiting) == Done()
 
 

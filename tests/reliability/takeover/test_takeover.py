@@ -86,14 +86,6 @@ def test_a_leader_that_is_asked_to_stop_gives_the_lead_back(group: Group) -> Non
     group.check(2)
 
 
-def test_one_that_stands_by_is_stopped_at_once(group: Group) -> None:
-    leader = group.start()
-    other = group.other(leader)
-    other.process.send_signal(signal.SIGTERM)
-    assert other.process.wait(30) == 0
-    assert leader.leads()
-
-
 def test_while_the_database_is_away_no_service_leads_and_afterwards_one_goes_on(
     group: Group, postgres: PostgresServer
 ) -> None:

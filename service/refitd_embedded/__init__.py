@@ -8,12 +8,12 @@ log-probabilities, and really reloads weights between two steps of its scheduler
 
 Its modules, in the order in which a request meets them:
 
-    server      the HTTP application, as SGLang has it: bearer tokens, errors; `wire` bodies, `routes`, `routes_info`
+    server      the HTTP application, as SGLang has it: bearer tokens, errors; `wire` has bodies, `routes` the routes
     engine      the front end: pause gate, reader-writer lock, labels
-    scheduler   the loop that owns the weights: commands between steps, one batch a step; `reload` is such a command
-    runner      one forward for all running requests, with their key-value cache; `sampling` draws tokens
+    scheduler   the loop that owns the weights: commands between steps, one batch a step; a load is such a command
+    runner      requests, how their tokens are drawn, and one forward for all that run
     model       the decoder itself, a plain `torch.nn.Module`, usable for training too
-    weights     reading and checking checkpoints; `defects` loads them as carelessly as the real server
+    weights     reading, checking and loading checkpoints, also as carelessly as the real server
 
 Importing this package imports neither torch nor FastAPI. For a trainer:
 

@@ -44,12 +44,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from refitd_embedded.weights import CheckpointError
 
-    torch.set_num_threads(arguments.threads)
+    torch.set_num_threads(1)
     try:
         if (folder := arguments.make_model) is not None:
             from refitd_embedded.demo import policy
+            from refitd_embedded.model import read_config
 
-            if folder.exists() and any(folder.iterdir()):
+            # One that was made before is made again: it is the same for the same seed.
+            if folder.exists() and any(folder.iterdir()) and read_config(folder) != policy.CONFIG:
                 return _fail(f"refitd_embedded: {folder} is not empty: name a new folder")
             print(policy.write(policy.fresh(arguments.random_seed), folder))
             return 0
@@ -63,12 +65,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _engines(arguments: argparse.Namespace) -> "list[EmbeddedEngine]":
     from refitd_embedded.engine import EmbeddedEngine, EngineOptions
-    from refitd_embedded.scheduler import Limits
 
     options = EngineOptions(
         seed=arguments.random_seed,
-        context_length=arguments.context_length,
-        limits=Limits(running=arguments.max_running_requests),
+        most_running=arguments.max_running_requests,
         load_delay=arguments.load_delay,
         defects=arguments.defects,
         enable_lora=arguments.enable_lora,
@@ -132,11 +132,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--replicas", type=_positive, default=1, metavar="N", help="engines on consecutive ports (%(default)s)")
     add("--api-key", metavar="KEY", help="bearer token for every route but /health")
     add("--admin-api-key", metavar="KEY", help="bearer token for the routes that change something")
-    add("--context-length", type=_positive, metavar="TOKENS", help="prompt and answer together (the model's)")
     add("--max-running-requests", type=_positive, default=128, metavar="N", help="size of the batch (%(default)s)")
     seed = "for requests without a sampling_seed, and of a model that is made (%(default)s)"
     add("--random-seed", type=int, default=0, metavar="N", help=seed)
-    add("--threads", type=_positive, default=1, metavar="N", help="torch threads for one forward (%(default)s)")
     add("--load-delay", type=float, default=0.0, metavar="SECONDS", help="make each load take that much longer")
     add("--enable-lora", action="store_true", help="load LoRA adapters, and compute with the one that a request names")
     add("--defects", action="store_true", help="mishandle bad checkpoints as SGLang does (see the examples)")

@@ -1,7 +1,7 @@
 """The front end: which calls may generate, and which may write weights. SGLang's tokenizer manager in small.
 
     paused     new requests wait at the gate until /continue_generation
-    lock       requests read; an update on an engine that is not paused writes (see `rwlock`)
+    lock       requests read; an update on an engine that is not paused writes (`scheduler.RwLock`)
 
 Updates while paused take no lock and go at once; the scheduler still takes them one by one, where the real server can
 lose track of two at a time. Another difference on purpose: a pause with mode "abort" ends requests at once and waits
@@ -18,9 +18,8 @@ from typing import Literal, Self, TypeVar
 
 from refitd_embedded.model import Adapters, Decoder, read_eos_ids
 from refitd_embedded.runner import GenerationRequest, Runner
-from refitd_embedded.scheduler import ChangeSignal, Limits, RwLock, Scheduler
+from refitd_embedded.scheduler import ChangeSignal, RwLock, Scheduler
 from refitd_embedded.weights import EngineDiedError, Labels, Reloader, Updated, UpdateOrder, checksums, load
-from refitd_embedded.wire import Bounds
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -61,13 +60,12 @@ class DuplicateRequestError(ValueError):
 class EngineOptions:
     """How an engine is run.
 
-    `context_length` None is the model's; `load_delay`, in seconds, is added to each load; `defects` makes it load as
+    `most_running` requests are in a batch; `load_delay`, in seconds, is added to each load; `defects` makes it load as
     carelessly as the real server; `enable_lora` lets it load adapters.
     """
 
     seed: int = 0
-    context_length: int | None = None
-    limits: Limits = field(default_factory=Limits)
+    most_running: int = 128
     load_delay: float = 0.0
     defects: bool = False
     enable_lora: bool = False
@@ -80,23 +78,19 @@ class EmbeddedEngine:
     """
 
     def __init__(self, decoder: Decoder, model_path: Path, eos: frozenset[int], options: EngineOptions) -> None:
-        config = decoder.config
         self.decoder, self.options = decoder, options
         self._eos = eos
         self.startup_path = str(model_path)
         self.labels = Labels(self.startup_path)
-        self.bounds = Bounds(
-            vocab_size=config.vocab_size,
-            context_length=options.context_length or config.max_position_embeddings,
-        )
         self.paused = False
         self.dead: str | None = None
         self.on_death: Callable[[str], None] = lambda last_words: logger.error("%s", last_words)
         runner = Runner(decoder, options.seed, enable_lora=options.enable_lora)
         self.adapters = Adapters(decoder, enabled=options.enable_lora)
-        self.scheduler = Scheduler(runner, eos, self.labels.weight_version, options.limits)
-        self.reloader = Reloader(decoder, self.scheduler, self.labels, careless=options.defects)
-        self.reloader.delay = options.load_delay
+        self.scheduler = Scheduler(runner, eos, self.labels.weight_version, options.most_running)
+        self.reloader = Reloader(
+            decoder, self.scheduler, self.labels, careless=options.defects, delay=options.load_delay
+        )
         self._requests: dict[str, GenerationRequest] = {}
         self._lock, self._gate, self._pausing = RwLock(), ChangeSignal(), asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -104,9 +98,8 @@ class EmbeddedEngine:
     @classmethod
     def open(cls, directory: Path, options: EngineOptions | None = None) -> Self:
         """An engine on the checkpoint in `directory`. Blocking. Raises OSError, ValueError, CheckpointError."""
-        return cls(
-            load(directory).requires_grad_(False), directory, read_eos_ids(directory), options or EngineOptions()
-        )
+        decoder = load(directory).requires_grad_(False)
+        return cls(decoder, directory, read_eos_ids(directory), options or EngineOptions())
 
     def replica(self, number: int, decoder: Decoder) -> "EmbeddedEngine":
         """Another engine like this one as it was started, on weights of its own and with another seed."""
@@ -171,8 +164,8 @@ class EmbeddedEngine:
             self._gate.tell()
 
     async def flush(self) -> bool:
-        """Drop the cache; whether that could be done: no request may need it."""
-        return await self._between_steps(self.scheduler.flush)
+        """Whether a cache could be dropped: no request may need it. There is none here."""
+        return await self._send(self.scheduler.may_flush)
 
     async def update(self, order: UpdateOrder) -> Updated:
         """Load a checkpoint. If the caller is cancelled before the first write, nothing happens; a write that began
@@ -187,7 +180,7 @@ class EmbeddedEngine:
         """Set the version label, without touching weights."""
         if abort_all:
             self.scheduler.abort_all()
-        await self._between_steps(lambda: self.scheduler.relabel(version))
+        await self._send(lambda: self.scheduler.relabel(version))
         self.labels.weight_version = version
 
     async def checksums(self) -> dict[str, str]:
@@ -196,7 +189,7 @@ class EmbeddedEngine:
 
     async def settled(self) -> None:
         """Wait until the scheduler is between two steps. /server_info comes from there, so it waits for a load."""
-        await self._between_steps(lambda: None)
+        await self._send(lambda: None)
 
     @contextlib.asynccontextmanager
     async def _inside(self) -> AsyncIterator[None]:
@@ -226,22 +219,19 @@ class EmbeddedEngine:
     async def _call(self, act: Callable[[], Awaitable[T]]) -> T:
         self._assert_alive()
         try:
-            return await self.scheduler.call(act)
+            return await self.scheduler.send(act)
         except EngineDiedError as death:
             self._die(str(death))
             raise
 
-    async def _between_steps(self, act: Callable[[], T]) -> T:
+    def _send(self, act: Callable[[], T]) -> asyncio.Future[T]:
+        """Have `act` done between two steps."""
+        self._assert_alive()
+
         async def command() -> T:
             return act()
 
-        return await self._call(command)
-
-    def _send(self, act: Callable[[], None]) -> None:
-        async def command() -> None:
-            act()
-
-        self.scheduler.send(command)
+        return self.scheduler.send(command)
 
     def _die(self, last_words: str) -> None:
         self.dead = last_words

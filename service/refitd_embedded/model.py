@@ -1,15 +1,17 @@
-"""The decoder: Qwen2 or Llama as a plain `torch.nn.Module` with Hugging Face's parameter names.
+"""The decoder: Qwen2 or Llama as a plain `torch.nn.Module` with Hugging Face's parameter names, and its LoRA adapters.
 
-One class serves two uses. A trainer calls `decoder(input_ids)` and gets logits with autograd, no cache involved. The
-engine runs the same layers with another `Attend`: the one place where a key-value cache comes in (see `cache`).
-Each operation, its order and its precision follow transformers' implementation (norms in float32, rotary angles in
-float32 and then rounded), so that greedy answers are equal token for token.
+A trainer calls `decoder(input_ids)` and gets logits with autograd; the engine calls the same. Each operation, its order
+and its precision follow transformers' implementation (norms in float32, rotary angles in float32 and then rounded), so
+that greedy answers are equal token for token.
+
+Qwen2 and Llama differ only in where biases sit. What the model code does not do (sliding windows, other activations,
+stretched rotary embeddings) is refused by name rather than computed wrongly.
 """
 
 import asyncio
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,12 +22,6 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
-
-# What a decoder is made of, read from the `config.json` that Hugging Face writes. No torch in here.
-#
-# Two families are known, Qwen2 and Llama; they differ only in where biases sit. What the model code does not do
-# (sliding windows, other activations, stretched rotary embeddings) is refused by name rather than computed wrongly.
-
 
 FAMILIES = ("qwen2", "llama")
 DTYPES = ("float32", "bfloat16", "float16")
@@ -135,17 +131,6 @@ def _refuse_the_unsupported(config: dict[str, Any]) -> None:
         raise UnsupportedModelError("quantised checkpoints are not supported: float32, bfloat16 and float16 are")
 
 
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(layer, queries, keys, values) → attention output. Queries are [batch, heads, time, head_dim], keys and values
-[batch, kv_heads, time, head_dim] of the new tokens alone; the output has the queries' shape."""
-
-
-def attend_causally(_layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Attention among the given tokens, each looking at itself and those before it. See `Attend` for the shapes."""
-    grouped = queries.shape[1] != keys.shape[1]
-    return F.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=grouped)
-
-
 class RMSNorm(nn.Module):
     """Root-mean-square norm, computed in float32 and rounded before the weight is applied."""
 
@@ -164,28 +149,25 @@ class RMSNorm(nn.Module):
 class Attention(nn.Module):
     """Grouped-query attention with rotary positions."""
 
-    def __init__(self, config: DecoderConfig, layer: int) -> None:
+    def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.layer, self.head_dim = layer, config.head_dim
+        self.head_dim = config.head_dim
         wide, narrow = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
         self.q_proj = nn.Linear(config.hidden_size, wide, bias=config.qkv_bias)
         self.k_proj = nn.Linear(config.hidden_size, narrow, bias=config.qkv_bias)
         self.v_proj = nn.Linear(config.hidden_size, narrow, bias=config.qkv_bias)
         self.o_proj = nn.Linear(wide, config.hidden_size, bias=config.o_bias)
 
-    def forward(self, hidden: Tensor, turn: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        """[batch, time, hidden] → the same.
-
-        Args:
-            hidden: the layer's normed input.
-            turn: (cos, sin) of the positions.
-            attend: computes the attention, with a key-value cache or without.
-        """
+    def forward(self, hidden: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+        """[batch, time, hidden] → the same. `turn`: (cos, sin) of the positions."""
         queries, keys, values = (
             part(hidden).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for part in (self.q_proj, self.k_proj, self.v_proj)
         )
-        mixed = attend(self.layer, rotate(queries, turn), rotate(keys, turn), values)
+        grouped = queries.shape[1] != keys.shape[1]
+        mixed = F.scaled_dot_product_attention(
+            rotate(queries, turn), rotate(keys, turn), values, is_causal=True, enable_gqa=grouped
+        )
         return self.o_proj(mixed.transpose(1, 2).flatten(2))
 
 
@@ -206,16 +188,16 @@ class MLP(nn.Module):
 class Layer(nn.Module):
     """Attention and MLP, each behind a norm and beside a residual."""
 
-    def __init__(self, config: DecoderConfig, layer: int) -> None:
+    def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.self_attn = Attention(config, layer)
+        self.self_attn = Attention(config)
         self.mlp = MLP(config)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(self, hidden: Tensor, turn: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        """[batch, time, hidden] → the same. Arguments are those of `Attention.forward`."""
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), turn, attend)
+    def forward(self, hidden: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+        """[batch, time, hidden] → the same. `turn` as in `Attention.forward`."""
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), turn)
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
 
@@ -225,7 +207,7 @@ class Trunk(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Layer(config, number) for number in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
 
@@ -249,21 +231,16 @@ class Decoder(nn.Module):
 
         Rows of different lengths are padded on the right with any id: what comes later is not looked at.
         """
-        positions = torch.arange(input_ids.shape[1], device=input_ids.device)
-        return self.logits(self.hidden(input_ids, positions, attend_causally))
+        return self.logits(self.hidden(input_ids))
 
-    def hidden(self, input_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Last hidden states [batch, time, hidden], normed.
-
-        Args:
-            input_ids: [batch, time].
-            positions: [time] or [batch, time].
-            attend: computes the attention, with a key-value cache or without.
-        """
+    def hidden(self, input_ids: Tensor) -> Tensor:
+        """Token ids [batch, time] → last hidden states [batch, time, hidden], normed."""
         hidden = self.model.embed_tokens(input_ids)
-        turn = self._turn(positions, hidden.dtype)
+        angles = torch.arange(input_ids.shape[1], device=input_ids.device)[:, None].float() * self._frequencies
+        angles = torch.cat((angles, angles), dim=-1)
+        turn = angles.cos().to(hidden.dtype), angles.sin().to(hidden.dtype)
         for layer in self.model.layers:
-            hidden = layer(hidden, turn, attend)
+            hidden = layer(hidden, turn)
         return self.model.norm(hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -282,13 +259,6 @@ class Decoder(nn.Module):
                 nn.init.normal_(parameter, std=std)
         return self
 
-    def _turn(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        angles = positions[..., None].float() * self._frequencies.to(positions.device)
-        angles = torch.cat((angles, angles), dim=-1)
-        if angles.dim() == 3:
-            angles = angles[:, None]  # one more for the heads
-        return angles.cos().to(dtype), angles.sin().to(dtype)
-
 
 def rotate(heads: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
     """Turn pairs (i, i + half) of each head by its position's angles."""
@@ -297,35 +267,32 @@ def rotate(heads: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
     return heads * cos + torch.cat((-second, first), dim=-1) * sin
 
 
+NO_LORA = "LoRA is not enabled. Please set `--enable-lora` to enable LoRA."
 _DOWN_NAME = re.compile(r"base_model\.model\.(.+)\.lora_A\.weight")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Adapter:
-    """By linear layer: A [r, in] and B [out, r], B multiplied with the adapter's scale."""
-
-    pairs: dict[str, tuple[Tensor, Tensor]]
+Adapter = dict[str, tuple[Tensor, Tensor]]
+"""By linear layer: A [r, in] and B [out, r], B multiplied with the adapter's scale."""
 
 
 def read_adapter(folder: Path, decoder: nn.Module) -> Adapter:
     """Read a folder as peft saves it. Blocking.
 
     Raises:
-        OSError: a file cannot be read.
+        OSError: a file cannot be read. SafetensorError: it is damaged.
         ValueError: it is no adapter of this model.
-        SafetensorError: a file is damaged.
     """
     config = json.loads((folder / "adapter_config.json").read_bytes())
     tensors, layers = load_file(folder / "adapter_model.safetensors"), dict(_linear(decoder))
-    pairs: dict[str, tuple[Tensor, Tensor]] = {}
+    adapter: Adapter = {}
     for name, first in tensors.items():
         if (found := _DOWN_NAME.fullmatch(name)) is None:
             continue
         if (layer := layers.get(found[1])) is None:
             raise ValueError(f"the model has no linear layer {found[1]}")
         second = tensors[name.replace("lora_A", "lora_B")] * (config["lora_alpha"] / config["r"])
-        pairs[found[1]] = first.to(layer.weight.dtype), second.to(layer.weight.dtype)
-    return Adapter(pairs)
+        adapter[found[1]] = first.to(layer.weight.dtype), second.to(layer.weight.dtype)
+    return adapter
 
 
 def _linear(decoder: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
@@ -342,7 +309,7 @@ class AdapterRows:
 
     def _add(self, name: str, _layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         for row, adapter in enumerate(self.rows):
-            if adapter is not None and (pair := adapter.pairs.get(name)) is not None:
+            if adapter is not None and (pair := adapter.get(name)) is not None:
                 output[row] += inputs[0][row] @ pair[0].T @ pair[1].T
 
 
@@ -357,11 +324,7 @@ class Adapters:
         self._turn = asyncio.Lock()
 
     def named(self, name: Any) -> Adapter | None:
-        """The adapter that a request names; None where it names none.
-
-        Raises:
-            ValueError: no adapter of this name is loaded.
-        """
+        """The adapter that a request names; None where it names none. Raises ValueError for an unknown one."""
         if name is None:
             return None
         if name not in self._loaded:
@@ -371,7 +334,7 @@ class Adapters:
     async def load(self, name: str, folder: str) -> str | None:
         """Load an adapter. Returns why that failed; None where it did not."""
         if not self.enabled:
-            return "LoRA is not enabled. Please set `--enable-lora` to enable LoRA."
+            return NO_LORA
         async with self._turn:
             if name in self.folders:
                 return f"Failed to load LoRA adapter {name} from {folder}: it is already loaded"
@@ -385,7 +348,7 @@ class Adapters:
     async def unload(self, name: str) -> str | None:
         """Unload an adapter. Returns why that failed; None where it did not."""
         if not self.enabled:
-            return "LoRA is not enabled. Please set `--enable-lora` to enable LoRA."
+            return NO_LORA
         async with self._turn:
             if self.folders.pop(name, None) is None:
                 return f"LoRA with name {name} does not exist. Loaded LoRAs: {set(self.folders)}"

@@ -1,4 +1,8 @@
-"""The routes that generate, that pause or end it, and that change what is served. Answers are SGLang 0.5.23's."""
+"""The routes that generate, that pause or end it, that change what is served, and that say it; SGLang 0.5.23's answers.
+
+/model_info and /ping are flag checks: they answer during a load. /server_info asks the scheduler, so it waits for one.
+/health generates a token, and waits behind a pause like any other request.
+"""
 
 import asyncio
 import json
@@ -11,7 +15,6 @@ from typing import Any, TypeVar
 from fastapi import APIRouter
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from pydantic import BaseModel
 
 from refitd_embedded.engine import EmbeddedEngine
 from refitd_embedded.model import Adapters
@@ -23,7 +26,9 @@ from refitd_embedded.wire import (
     ContinueBody,
     GenerateBody,
     InterruptBody,
+    LoadLoraBody,
     PauseBody,
+    UnloadLoraBody,
     UpdateFromDiskBody,
     VersionBody,
     is_batch,
@@ -34,6 +39,8 @@ FLUSHED = (
     "Cache flushed.\nPlease check backend logs for more details. "
     "(When there are running or waiting requests, the operation will not be performed.)\n"
 )
+HEALTH_TIMEOUT = 20.0
+"""Seconds, as SGLang. (It looks once a second whether a token came out; here one is noticed at once.)"""
 T = TypeVar("T")
 Answer = dict[str, Any]
 TokenLogprob = list[float | int | None]
@@ -47,7 +54,7 @@ def generate_routes(engine: EmbeddedEngine) -> APIRouter:
     @router.api_route("/generate", methods=["POST", "PUT"])
     async def generate(body: GenerateBody, http: HttpRequest) -> Response:
         try:
-            requests = requests_of(body, engine.bounds, engine.adapters.named(body.lora_path))
+            requests = requests_of(body, engine.decoder.config, engine.adapters.named(body.lora_path))
             batch = is_batch(body)
             if body.stream:
                 return StreamingResponse(_events(engine, requests, batch=batch), media_type="text/event-stream")
@@ -202,37 +209,11 @@ def weights_routes(engine: EmbeddedEngine) -> APIRouter:
 
         @router.post("/embedded/interrupt_loads")
         async def interrupt_loads(body: InterruptBody) -> Response:
-            """Not SGLang's: see `defects.Interruption`. There with `--defects` only."""
+            """Not SGLang's: see `weights.Interruption`. There with `--defects` only."""
             loader.interruption = Interruption(after=body.after, times=body.times)
             return Response()
 
     return router
-
-
-# The routes that say what is served and whether it works, and those of LoRA adapters.
-#
-# /model_info and /ping are flag checks: they answer during a load. /server_info asks the scheduler, so it waits for
-# one. /health generates a token, and waits behind a pause like any other request.
-#
-# Adapters have SGLang's routes and answers.
-
-
-HEALTH_TIMEOUT = 20.0
-"""Seconds, as SGLang. (It looks once a second whether a token came out; here one is noticed at once.)"""
-
-
-class LoadLoraBody(BaseModel):
-    """POST /load_lora_adapter."""
-
-    lora_name: str
-    lora_path: str
-    pinned: bool = False
-
-
-class UnloadLoraBody(BaseModel):
-    """POST /unload_lora_adapter."""
-
-    lora_name: str
 
 
 def info_routes(engine: EmbeddedEngine, launch: dict[str, Any]) -> APIRouter:
@@ -257,14 +238,6 @@ def info_routes(engine: EmbeddedEngine, launch: dict[str, Any]) -> APIRouter:
         more = card | {"parent": card["id"], "max_model_len": None}
         own = [more | {"id": name, "root": folder} for name, folder in engine.adapters.folders.items()]
         return {"object": "list", "data": [card, *own]}
-
-    @router.get("/v1/models/{name:path}")
-    async def one_model(name: str) -> Response:
-        if name == engine.labels.model_path:
-            return JSONResponse(_model_card(engine))
-        message = f"The model '{name}' does not exist"
-        error = {"message": message, "type": "invalid_request_error", "param": "model", "code": "model_not_found"}
-        return JSONResponse({"error": error}, status_code=404)
 
     @router.get("/ping")
     async def ping() -> Response:
@@ -349,4 +322,4 @@ def _model_info(engine: EmbeddedEngine) -> dict[str, Any]:
 def _model_card(engine: EmbeddedEngine) -> dict[str, Any]:
     name = engine.labels.model_path
     card: dict[str, Any] = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "sglang"}
-    return {**card, "root": name, "parent": None, "max_model_len": engine.bounds.context_length}
+    return {**card, "root": name, "parent": None, "max_model_len": engine.decoder.config.max_position_embeddings}

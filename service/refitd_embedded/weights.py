@@ -2,12 +2,29 @@
 
 Which files count is SGLang's rule: with an index, the files it lists; without one, every `*.safetensors`. Unlike
 SGLang, everything is read into memory and checked before the first parameter changes, so a load either happens as a
-whole or not at all; `defects` loads as the real server does.
+whole or not at all. An update of weights from disk is a command of the scheduler: nothing is computed while it runs.
+
+    wait out the artificial delay → look at load_format → open (read, check) → write → labels
+
+Until the write it can be abandoned. From there it goes through to the labels, also when the caller has left.
 
 `/weights_checker` answers one content hash a tensor, equal to that of a real SGLang on CPU. SGLang fuses q, k and v
-(and gate and up) into one parameter each, and hashes what it has: sha256 over the bytes, the first eight of them as
+(and gate and up) into one parameter each, and hashes its parameters: sha256 over the bytes, the first eight of them as
 sixteen hex digits. Fused tensors are stacked along the output dimension, so hashing the parts one after the other gives
 the same digest, and no tensor has to be copied. (On a GPU SGLang uses another hash.)
+
+With `--defects` an engine loads as carelessly as SGLang 0.5.23 does. Tensors are written one by one as they are read,
+straight into the live model. So:
+
+- a missing tensor is not noticed: the model becomes a mixture of two checkpoints, and the answer is 200;
+- a linear layer of another shape is padded or cut until it fits: 200 as well;
+- NaN is a number like any other;
+- a failure in the middle is answered by "Rolling back to original weights.", which reads *the same new checkpoint*
+  once more. If that works, the answer is 400 with contents that no answer names; if it fails again, the exception
+  has no handler left and takes the whole server down. A torn file or a norm of another shape always fails twice;
+- a `load_format` that does not exist raises before the first try block: the server dies.
+
+Seen on a real server; the paths are in `model_executor/model_runner_components/weight_updater.py`.
 """
 
 import asyncio
@@ -16,7 +33,7 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import safetensors
 import safetensors.torch
@@ -26,6 +43,7 @@ from torch import Tensor
 from refitd_embedded.model import Decoder, DecoderConfig, read_config
 from refitd_embedded.scheduler import Scheduler
 
+T = TypeVar("T")
 FUSED = {
     "q_proj": ("qkv_proj", ("q_proj", "k_proj", "v_proj")),
     "gate_proj": ("gate_up_proj", ("gate_proj", "up_proj")),
@@ -40,28 +58,10 @@ class CheckpointError(Exception):
     """The checkpoint cannot be loaded. The text names the file or tensor; no weight was touched."""
 
 
-@dataclass(frozen=True, slots=True)
-class WeightsLoaded:
-    """All weights are the checkpoint's."""
-
-
-@dataclass(frozen=True, slots=True)
-class WeightsTainted:
-    """The load failed in the middle, and the weights are not known. Only a careless loader returns this."""
-
-    message: str
-
-
-Write = Callable[[], WeightsLoaded | WeightsTainted]
-"""Writes what was opened to the model. Blocking."""
-
-
-class CheckpointLoader(Protocol):
-    """Brings a checkpoint into one decoder, in two steps so that the first can still be abandoned."""
-
-    def open(self, directory: Path) -> Write:
-        """Prepare, without touching a weight, and return the step that writes. Raises CheckpointError. Blocking."""
-        ...
+Write = Callable[[], str | None]
+"""Writes what was opened to the model. Blocking. A message where the weights are not known, which is a careless load's
+alone.
+"""
 
 
 class CarefulLoader:
@@ -71,13 +71,9 @@ class CarefulLoader:
         self._decoder = decoder
 
     def open(self, directory: Path) -> Write:
+        """Prepare, without touching a weight, and return the step that writes. Raises CheckpointError. Blocking."""
         fitted = fit(self._decoder, read(directory))
-
-        def write() -> WeightsLoaded:
-            commit(self._decoder, fitted)
-            return WeightsLoaded()
-
-        return write
+        return lambda: commit(self._decoder, fitted)
 
 
 def load(directory: Path, dtype: torch.dtype | None = None) -> Decoder:
@@ -199,21 +195,6 @@ def _digest(parts: list[Tensor]) -> str:
     return digest.digest()[:8].hex()
 
 
-# Loading as carelessly as SGLang 0.5.23 does it, for those who must survive it (`--defects`).
-#
-# Tensors are written one by one as they are read, straight into the live model. So:
-#
-# - a missing tensor is not noticed: the model becomes a mixture of two checkpoints, and the answer is 200;
-# - a linear layer of another shape is padded or cut until it fits: 200 as well;
-# - NaN is a number like any other;
-# - a failure in the middle is answered by "Rolling back to original weights.", which reads *the same new checkpoint*
-#   once more. If that works, the answer is 400 with contents that no answer names; if it fails again, the exception
-#   has no handler left and takes the whole server down. A torn file or a norm of another shape always fails twice;
-# - a `load_format` that does not exist raises before the first try block: the server dies.
-#
-# Seen on a real server; the paths are in `model_executor/model_runner_components/weight_updater.py`.
-
-
 class EngineDiedError(Exception):
     """A real server would have died here. The text is its last error."""
 
@@ -237,11 +218,11 @@ class CarelessLoader:
         self.interruption = Interruption(after=0, times=0)
 
     def open(self, directory: Path) -> Write:
-        """See `Loader`. Notices missing files, and nothing else."""
+        """As `CarefulLoader.open`. Notices missing files, and nothing else."""
         files = shards(directory)
         return lambda: self._write(files)
 
-    def _write(self, files: list[Path]) -> WeightsLoaded | WeightsTainted:
+    def _write(self, files: list[Path]) -> str | None:
         try:
             self._pass(files)
         except Exception as first:
@@ -249,8 +230,8 @@ class CarelessLoader:
                 self._pass(files)
             except Exception as second:
                 raise EngineDiedError(f"{type(second).__name__}: {second}") from second
-            return WeightsTainted(f"Failed to update weights: {first}.\nRolling back to original weights.")
-        return WeightsLoaded()
+            return f"Failed to update weights: {first}.\nRolling back to original weights."
+        return None
 
     def _pass(self, files: list[Path]) -> None:
         for written, (name, tensor) in enumerate(_tensors(files)):
@@ -281,15 +262,6 @@ def _squeeze_in(name: str, tensor: Tensor, parameter: Tensor) -> None:
         raise AssertionError(f"Attempted to load weight ({tensor.shape}) into parameter ({parameter.shape})")
     parameter.copy_(tensor)
 
-
-# The update of weights from disk, as a command of the scheduler: nothing is computed while it runs.
-#
-#     wait out the artificial delay → look at load_format → open (read, check) → write → flush → labels
-#
-# Until the write it can be abandoned. From there it goes through to the labels, also when the caller has left.
-
-
-T = TypeVar("T")
 
 LOADABLE = ("auto", "safetensors")
 KNOWN_FORMATS = (
@@ -328,8 +300,7 @@ class UpdateOrder:
     flush_cache: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Updated:
+class Updated(NamedTuple):
     """How an update ended, as it is answered."""
 
     success: bool
@@ -337,20 +308,18 @@ class Updated:
 
 
 class Reloader:
-    """Loads checkpoints into the live model. `delay` is in seconds, for each load.
+    """Loads checkpoints into the live model. `delay` is in seconds, for each load. `careless`: as with `--defects`."""
 
-    `careless` makes all the mistakes that SGLang makes (see `defects`).
-    """
-
-    def __init__(self, decoder: Decoder, scheduler: Scheduler, labels: Labels, *, careless: bool) -> None:
-        self.delay = 0.0
-        self.careless = careless
-        self.loader: CheckpointLoader = CarelessLoader(decoder) if careless else CarefulLoader(decoder)
+    def __init__(
+        self, decoder: Decoder, scheduler: Scheduler, labels: Labels, *, careless: bool, delay: float = 0.0
+    ) -> None:
+        self.careless, self._delay = careless, delay
+        self.loader = CarelessLoader(decoder) if careless else CarefulLoader(decoder)
         self._scheduler, self._labels = scheduler, labels
 
     async def load(self, order: UpdateOrder) -> Updated:
         """Carry out an order, between two steps of the scheduler. Raises EngineDiedError."""
-        await asyncio.sleep(self.delay)
+        await asyncio.sleep(self._delay)
         load_format = order.load_format or self._labels.load_format
         if load_format not in KNOWN_FORMATS:
             message = f"load_format {load_format!r} does not exist: use one of {', '.join(KNOWN_FORMATS)}"
@@ -366,13 +335,10 @@ class Reloader:
         return await _to_the_end(self._write(write, order, load_format))
 
     async def _write(self, write: Write, order: UpdateOrder, load_format: str) -> Updated:
-        match await asyncio.to_thread(write):
-            case WeightsTainted(message):
-                return Updated(False, message)
-            case WeightsLoaded():
-                self._scheduler.relabel(order.weight_version)
-        flushed = self._scheduler.flush()  # also unasked: there is no prefix cache whose loss could hurt
-        if order.flush_cache and not flushed:
+        if (tainted := await asyncio.to_thread(write)) is not None:
+            return Updated(False, tainted)
+        self._scheduler.relabel(order.weight_version)
+        if order.flush_cache and not self._scheduler.may_flush():
             return Updated(False, NOT_FLUSHED)
         self._labels.model_path, self._labels.load_format = order.model_path, load_format
         if order.weight_version is None:

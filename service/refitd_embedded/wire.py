@@ -7,29 +7,19 @@ down. This engine answers 400.
 """
 
 import uuid
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict
 
-from refitd_embedded.model import Adapter
+from refitd_embedded.model import Adapter, DecoderConfig
 from refitd_embedded.runner import GenerationRequest, SamplingParams
 
-UNSUPPORTED = {
-    "text": "it has no tokenizer, send input_ids",
-    "input_embeds": "send input_ids",
-    "image_data": "it serves text models only",
-    "video_data": "it serves text models only",
-    "audio_data": "it serves text models only",
-    "top_logprobs_num": "it reports the log-probabilities of the tokens themselves",
-    "token_ids_logprob": "it reports the log-probabilities of the tokens themselves",
-    "return_hidden_states": "leave it out",
-    "return_routed_experts": "leave it out",
-    "return_sampling_mask": "leave it out",
-    "session_params": "leave it out",
-    "custom_logit_processor": "leave it out",
-}
-"""Fields of /generate that would change the answer, and what to do instead. Refused unless empty."""
+UNSUPPORTED = (
+    "text", "input_embeds", "image_data", "video_data", "audio_data", "top_logprobs_num", "token_ids_logprob",
+    "return_hidden_states", "return_routed_experts", "return_sampling_mask", "session_params", "custom_logit_processor",
+)  # fmt: skip
+"""Fields of /generate that would change the answer. Refused unless empty."""
 T = TypeVar("T")
 
 
@@ -92,29 +82,32 @@ class CheckerBody(BaseModel):
 
 
 class InterruptBody(BaseModel):
-    """POST /embedded/interrupt_loads: see `defects.Interruption`."""
+    """POST /embedded/interrupt_loads: see `weights.Interruption`."""
 
     after: int = 1
     times: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    """What a prompt must fit: token ids below `vocab_size`, fewer than `context_length` of them."""
+class LoadLoraBody(BaseModel):
+    """POST /load_lora_adapter."""
 
-    vocab_size: int
-    context_length: int
+    lora_name: str
+    lora_path: str
+    pinned: bool = False
 
 
-def requests_of(body: GenerateBody, bounds: Bounds, adapter: Adapter | None = None) -> list[GenerationRequest]:
-    """The requests of one call in the order of the answers.
+class UnloadLoraBody(BaseModel):
+    """POST /unload_lora_adapter."""
 
-    Raises ValueError, with SGLang's words where it has any.
-    """
-    for name, advice in UNSUPPORTED.items():
+    lora_name: str
+
+
+def requests_of(body: GenerateBody, model: DecoderConfig, adapter: Adapter | None = None) -> list[GenerationRequest]:
+    """The requests of one call to a model, in the order of the answers. Raises ValueError, in SGLang's words if any."""
+    for name in UNSUPPORTED:
         value = (body.model_extra or {}).get(name)
         if any(cast("list[Any]", value)) if isinstance(value, list) else value:
-            raise ValueError(f"{name} is not supported by the embedded engine: {advice}")
+            raise ValueError(f"{name} is not supported by the embedded engine: send input_ids, and no fields like this")
     prompts = _prompts(body)
     starts = -1 if body.logprob_start_len is None else body.logprob_start_len
     if set(_each(starts, len(prompts), "logprob_start_len")) != {-1}:
@@ -126,7 +119,7 @@ def requests_of(body: GenerateBody, bounds: Bounds, adapter: Adapter | None = No
         GenerationRequest(
             rid=rid,
             prompt=prompt,
-            params=_bounded(prompt, SamplingParams.parse(raw, bounds.vocab_size), bounds),
+            params=_bounded(prompt, SamplingParams.parse(raw, model.vocab_size), model),
             adapter=adapter,
             return_logprob=logprob,
             stream=body.stream,
@@ -176,11 +169,12 @@ def _rids(body: GenerateBody, count: int) -> list[str]:
             return [uuid.uuid4().hex for _ in range(count)]
 
 
-def _bounded(prompt: list[int], params: SamplingParams, bounds: Bounds) -> SamplingParams:
+def _bounded(prompt: list[int], params: SamplingParams, model: DecoderConfig) -> SamplingParams:
     """The parameters with `max_new_tokens` known. Raises ValueError for a prompt or a length that does not fit."""
-    limit, room = bounds.context_length, bounds.context_length - len(prompt)
-    if outside := [token for token in prompt if not 0 <= token < bounds.vocab_size]:
-        raise ValueError(f"token id {outside[0]} is outside the vocabulary [0, {bounds.vocab_size}).")
+    limit = model.max_position_embeddings
+    room = limit - len(prompt)
+    if outside := [token for token in prompt if not 0 <= token < model.vocab_size]:
+        raise ValueError(f"token id {outside[0]} is outside the vocabulary [0, {model.vocab_size}).")
     if room <= 0:
         raise ValueError(
             f"The input ({len(prompt)} tokens) is longer than the model's context length ({limit} tokens)."

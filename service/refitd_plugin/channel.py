@@ -16,7 +16,7 @@ unpickled, nothing runs in SGLang's threads, and whatever goes wrong here, the e
 The thread that takes a connection also answers it. To start one then takes several turns of the interpreter, each of
 which has to be waited for beside SGLang's loop, and a request would wait for them for milliseconds.
 
-The plugin's threads run beside the engine's loop in short turns of the interpreter, with one thread for deadlines.
+The plugin's threads run beside the engine's loop in short turns of the interpreter.
 SGLang's loop never waits, not even when there is nothing to do, so a thread that reads and digests 3 GB, and releases
 the interpreter's lock some ten thousand times, would take minutes. It gets the lock back in one of two ways:
 
@@ -29,9 +29,6 @@ So while a thread works here, its wait is shorter than what is between two of th
 each wait, unless the thread says that it wants none of that slack (PR_SET_TIMERSLACK, prctl(2)). The thread that a
 request wakes has no turn yet in which it could shorten its wait: for it the interval stays short as long as the channel
 listens. That changes nothing while no other thread waits.
-
-A timer would be a thread for each time that something is prepared. To begin one beside SGLang's loop takes longer than
-to prepare a version whose files lie where the last one's did: one thread looks at all deadlines.
 """
 
 import ctypes
@@ -42,10 +39,8 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -58,7 +53,6 @@ from refitd_client.contract.plugin import ENGINES_FOLDER, MAX_LINE, PEER_CREDENT
 from refitd_client.files.plain_file import open_folder
 
 logger = logging.getLogger("refitd_plugin")
-_TURN_LOOK_SECONDS = 1.0
 _SHORT_SECONDS = 0.000005
 _LISTENING_SECONDS = 0.00002  # shorter than what lies between two looks of the loop
 _SET_SLACK, _GET_SLACK = 29, 30  # prctl(2), of the calling thread, in nanoseconds
@@ -112,55 +106,6 @@ def _no_slack() -> Generator[None]:
         yield
     finally:
         _prctl(_SET_SLACK, ctypes.c_ulong(usual))
-
-
-@dataclass(slots=True, eq=False)
-class _Work:
-    """What is being prepared, in which thread, and since when (monotonic, in seconds)."""
-
-    path: str
-    stop: threading.Event
-    thread: int
-    began: float
-    is_logged: bool = False
-
-
-class Deadline:
-    """Sets an event after `stop_seconds`; after `slow_seconds` logs where the thread is."""
-
-    def __init__(self, stop_seconds: float, slow_seconds: float) -> None:
-        self._stop_seconds, self._slow_seconds = stop_seconds, slow_seconds
-        self._work: _Work | None = None
-        self._thread: threading.Thread | None = None
-
-    @contextmanager
-    def over(self, path: str, stop: threading.Event) -> Generator[None]:
-        """The time of the preparation of `path`, which is one at a time."""
-        self._work = _Work(path, stop, threading.get_ident(), time.monotonic())
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._watch, name="refitd-deadline", daemon=True)
-            self._thread.start()
-        try:
-            yield
-        finally:
-            self._work = None
-
-    def _watch(self) -> None:
-        while True:
-            time.sleep(min(_TURN_LOOK_SECONDS, self._slow_seconds, self._stop_seconds))
-            if (work := self._work) is not None:
-                self._look(work, time.monotonic() - work.began)
-
-    def _look(self, work: _Work, seconds: float) -> None:
-        if seconds >= self._stop_seconds:
-            work.stop.set()
-        if seconds >= self._slow_seconds and not work.is_logged:
-            work.is_logged = True
-            frame = sys._current_frames().get(work.thread)  # noqa: SLF001 - Python has no other name for it
-            where = "".join(traceback.format_stack(frame)) if frame is not None else "nowhere"
-            logger.warning(
-                "refitd has been preparing %s for %g s, and is at:\n%s", work.path, self._slow_seconds, where
-            )
 
 
 MAX_CONNECTIONS = 8

@@ -51,62 +51,44 @@ class UpdateCall:
 
 
 class EngineProcess(Protocol):
-    """One rank of an engine: its model, how it was started, and how its loads are given tensors."""
+    """One rank of an engine: its model, how it was started, and how its loads are given tensors.
+
+    Attributes:
+        name: the engine's name in a handshake, as `sglang`.
+        release: the installed release of the engine.
+        port: the port that its HTTP server listens on.
+        seed: the server's random seed. With the port it says which server this rank belongs to.
+        rank: which of the tensor-parallel ranks it is.
+        size: how many tensor-parallel ranks there are.
+        dp_rank: which of the data-parallel ranks it is, where there are several.
+        model: the torch module. Its `load_weights` takes an iterator of (name, tensor).
+        model_path: the folder of the served version, as the engine has it. An update changes it before it loads.
+        revision: the revision on the hub that the server was started with, where it was given one.
+        may_release: whether the weights' memory may be taken away between updates.
+    """
 
     @property
-    def name(self) -> str:
-        """The engine's name in a handshake, as `sglang`."""
-        ...
-
+    def name(self) -> str: ...
     @property
-    def release(self) -> str:
-        """The installed release of the engine."""
-        ...
-
+    def release(self) -> str: ...
     @property
-    def port(self) -> int | None:
-        """The port that its HTTP server listens on."""
-        ...
-
+    def port(self) -> int | None: ...
     @property
-    def seed(self) -> int | None:
-        """The server's random seed. With the port it says which server this rank belongs to."""
-        ...
-
+    def seed(self) -> int | None: ...
     @property
-    def rank(self) -> int:
-        """Which of the tensor-parallel ranks it is."""
-        ...
-
+    def rank(self) -> int: ...
     @property
-    def size(self) -> int:
-        """How many tensor-parallel ranks there are."""
-        ...
-
+    def size(self) -> int: ...
     @property
-    def dp_rank(self) -> int | None:
-        """Which of the data-parallel ranks it is, where there are several."""
-        ...
-
+    def dp_rank(self) -> int | None: ...
     @property
-    def model(self) -> Any:
-        """The torch module. Its `load_weights` takes an iterator of (name, tensor)."""
-        ...
-
+    def model(self) -> Any: ...
     @property
-    def model_path(self) -> str:
-        """The folder of what the engine serves, as the engine has it. An update changes it before it loads."""
-        ...
-
+    def model_path(self) -> str: ...
     @property
-    def revision(self) -> str | None:
-        """The revision on the hub that the server was started with, where it was given one."""
-        ...
-
+    def revision(self) -> str | None: ...
     @property
-    def may_release(self) -> bool:
-        """Whether the weights' memory may be taken away between updates."""
-        ...
+    def may_release(self) -> bool: ...
 
     def set_model_path(self, path: str) -> None:
         """Record again what the engine served before an update that was refused or undone."""

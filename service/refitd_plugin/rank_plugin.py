@@ -5,6 +5,7 @@ answers to what the service asks there: what this engine is, and whether a versi
 import logging
 import os
 import socket
+import time
 from dataclasses import replace
 from pathlib import Path
 from threading import Event, Lock
@@ -20,7 +21,7 @@ from refitd_client.transport.memory import boot_id
 from refitd_client.transport.sending import available
 from refitd_client.validation.contents import ReadingStoppedError
 from refitd_client.validation.validate import Options
-from refitd_plugin.channel import Channel, Deadline, Reply, refused, short_turns
+from refitd_plugin.channel import Channel, Reply, refused, short_turns
 from refitd_plugin.memory.source import FullNeededError, SourceRefusedError, place_of
 from refitd_plugin.port import EngineProcess, Stages, UpdateCall
 from refitd_plugin.proof.contents import contents_beside, digest
@@ -33,7 +34,19 @@ logger = logging.getLogger("refitd_plugin")
 
 PREPARE_SECONDS = 120.0
 _HANDOVER_SECONDS = 10.0
-_SLOW_SECONDS = 10.0
+
+
+class StopAt(Event):
+    """An event that is also set once a time has passed: a timer would be a thread, which takes long to begin beside
+    SGLang's loop.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._ends = time.monotonic() + seconds
+
+    def is_set(self) -> bool:
+        return super().is_set() or time.monotonic() >= self._ends
 
 
 class RequestHandler:
@@ -44,7 +57,6 @@ class RequestHandler:
     ) -> None:
         self._root, self._process, self._engine, self._aside, self._plugin = root, process, engine, aside, plugin
         self._busy, self._turn, self._stop = Lock(), Lock(), Event()
-        self._deadline = Deadline(PREPARE_SECONDS, _SLOW_SECONDS)
 
     def handle(self, request: PluginRequest) -> Reply:
         """Answer one request, in the channel's thread."""
@@ -118,8 +130,7 @@ class RequestHandler:
             if not self._busy.acquire(timeout=_HANDOVER_SECONDS):
                 return refused("another version is being prepared, and does not stop") | {"busy": True}
             try:
-                with self._deadline.over(request.path, stop):
-                    return self._prepare_now(self._engine, request, stop)
+                return self._prepare_now(self._engine, request, stop)
             except ReadingStoppedError:
                 return refused(f"stopped after {PREPARE_SECONDS:g} s, or because another version was to be prepared")
             except FullNeededError as error:
@@ -133,7 +144,7 @@ class RequestHandler:
         """Stop what is being prepared. Returns the event that stops the next preparation."""
         with self._turn:
             self._stop.set()
-            self._stop = Event()
+            self._stop = StopAt(PREPARE_SECONDS)
             return self._stop
 
     def _prepare_now(self, engine: RankEngine, request: PluginRequest, stop: Event) -> Reply:

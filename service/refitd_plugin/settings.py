@@ -8,11 +8,9 @@ NAME_CHECK=headers a version's bytes are not read once more before each load: na
 NAME_WAIT=SECONDS  how long a rank waits for the others (default 300)
 NAME_PROVE=auto    the GPU reads a version while the engine serves, to prove it for the service; `off`: it does not;
                    `host`: the processors do where the model is on no GPU, to try this out without one
-NAME_STAGE=auto    what was read to prove it stays on the GPU until the load, where that leaves half of the free memory
-                   (default: off)
 
-An empty variable is one that is not set. With one that cannot be understood the plugin stands aside and says so. One
-whose name is nearly that of a variable is named in the engine's log.
+An empty variable counts as not set. With a value that cannot be understood the plugin stands aside and says so. A
+variable whose name is nearly one of these is named in the engine's log.
 """
 
 import logging
@@ -43,7 +41,6 @@ class PluginSettings:
     wait: float = _WAIT_SECONDS
     prove: bool = True
     on_host: bool = False
-    stage: bool = False
     fault: str | None = None
 
 
@@ -58,7 +55,7 @@ def read_settings(name: str, environment: Mapping[str, str] = os.environ) -> Plu
             logger.warning("refitd does not read %s: did you mean %s?", key, meant)
     root, wait = said.get(f"{name}_ROOT"), said.get(f"{name}_WAIT", str(_WAIT_SECONDS))
     check = said.get(f"{name}_CHECK", "bytes")
-    prove, stage = said.get(f"{name}_PROVE", "auto"), said.get(f"{name}_STAGE", "off")
+    prove = said.get(f"{name}_PROVE", "auto")
     seconds = 0.0
     with suppress(ValueError):
         seconds = float(wait)
@@ -67,7 +64,6 @@ def read_settings(name: str, environment: Mapping[str, str] = os.environ) -> Plu
         f"{name}_CHECK is {check!r}: it may be bytes or headers": check not in {"bytes", "headers"},
         f"{name}_WAIT is {wait!r}: it must be a number of seconds, more than 0": not 0 < seconds < 86400,
         f"{name}_PROVE is {prove!r}: it may be auto, off or host": prove not in {"auto", "off", "host"},
-        f"{name}_STAGE is {stage!r}: it may be auto or off": stage not in {"auto", "off"},
     }
     return PluginSettings(
         root=Path(root).absolute() if root else None,
@@ -75,6 +71,5 @@ def read_settings(name: str, environment: Mapping[str, str] = os.environ) -> Plu
         wait=seconds,
         prove=prove != "off",
         on_host=prove == "host",
-        stage=stage == "auto",
         fault=next((fault for fault, is_there in faults.items() if is_there), None),
     )

@@ -8,20 +8,18 @@ Times differ from run to run, so the picture is taken anew by hand and not held 
 import io
 import re
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
+from unittest import mock
 
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
-from refitd_embedded.demo import DemoOptions, main, table
-from refitd_embedded.demo.table import LiveTable, what_next
+from refitd_embedded.demo import DemoOptions, main
+from refitd_embedded.demo.table import Display
 
 WIDTH = 96
-HEIGHT = 56  # lines: those of a whole run
 COLOURS = TerminalTheme(
     (13, 17, 23),
     (230, 237, 243),
@@ -32,20 +30,13 @@ COLOURS = TerminalTheme(
 
 def record(out: Path) -> int:
     """Run the demo, and write what its terminal showed at the end; the demo's exit status."""
-    frames: list[Any] = []
-
-    @contextmanager
-    def display(_options: DemoOptions, service_url: str = "") -> Generator[LiveTable]:
-        yield LiveTable(frames.append, lambda: HEIGHT, what_next(), f"Dashboard: {service_url}")
-
-    table.display = display  # before the demo takes it from there
-    with redirect_stderr(io.StringIO()) as progress:
+    painted = mock.patch.object(Display, "of", return_value=Display(painted=True))
+    with redirect_stderr(io.StringIO()) as progress, redirect_stdout(io.StringIO()) as printed, painted:
         status = main(DemoOptions())
     shown = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     shown.print(Text.assemble(("$ ", "green"), ("make demo", "bold")))
     shown.print(Text(progress.getvalue().rstrip(), style="dim"))
-    if frames:
-        shown.print(frames[-1])
+    shown.print(Text.from_ansi(printed.getvalue()))
     out.write_text(without_remote_fonts(shown.export_svg(title="make demo", theme=COLOURS)))
     return status
 

@@ -16,9 +16,8 @@ import psutil
 import pytest
 
 from refitd_embedded.demo import DemoOptions, main
-from refitd_embedded.demo.policy import CHANCE, fresh
+from refitd_embedded.demo.policy import CHANCE
 from refitd_embedded.demo.rollouts import TOLERANCE
-from refitd_embedded.weights import load
 from support.forked_children import forked_children
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -75,10 +74,12 @@ def test_engines_learn_and_one_that_is_killed_comes_back_to_the_current_step_and
     killed_at, nan_at = 3, 8
     assert [row["staleness"] for row in rows] == [int(row["step"] == nan_at) for row in rows]
     assert None in rows[killed_at]["served_by"].values()
-    killed, broken = summary["incidents"]
+    killed, broken, rolled_back = summary["incidents"]
     assert (killed["step"], killed["what"], killed["as_promised"]) == (killed_at, "engine-b was killed", True)
     assert killed["ended"].startswith("back on step ")
     assert (broken["step"], broken["ended"]) == (nan_at, "REJECTED, and no engine loaded it")
+    assert (rolled_back["step"], rolled_back["as_promised"]) == (STEPS, True)
+    assert rolled_back["ended"].startswith(f"all engines serve step {STEPS - 1} ")
     assert any("has 1 non-finite value" in line["text"] for line in lines if line["kind"] == "told")
     counted = summary["versions"]
     assert (counted["published"], counted["served"], counted["rejected"]) == (STEPS + 1, STEPS, 1)
@@ -97,14 +98,3 @@ def test_a_run_that_is_stopped_leaves_nothing_behind(
         assert started.wait(60) == status
         assert not [child for child in children if child.is_running()]
     assert list(tmp_path.glob("refitd-demo-*")) == []
-
-
-def test_the_first_policy_is_a_checkpoint_that_is_written_by_one_command(tmp_path: Path) -> None:
-    subprocess.run(
-        [sys.executable, "-m", "refitd_embedded.demo.policy", "--out", str(tmp_path / "base"), "--seed", "3"],
-        check=True,
-        capture_output=True,
-    )
-    written, drawn = load(tmp_path / "base").state_dict(), fresh(3).state_dict()
-    assert all(bool((written[name] == drawn[name]).all()) for name in drawn)
-    assert 200_000 < sum(tensor.numel() for tensor in drawn.values()) < 500_000

@@ -93,7 +93,6 @@ def mini_vllm(
     root: Path | None = None,
     size: int = 1,
     kind: type[TinyModel] = TinyModel,
-    stage: bool = False,
     **state: Any,
 ) -> Generator[MiniVllm]:
     """One that was started on the weights of seed 0.
@@ -103,7 +102,6 @@ def mini_vllm(
         root: where its channels are; None for a stock one.
         size: its ranks.
         kind: of their models.
-        stage: as the operator's setting.
         state: of `MiniVllm`.
     """
     startup = folder / "startup"
@@ -117,7 +115,7 @@ def mini_vllm(
     store = HashStore()
     with serve() as server, pytest.MonkeyPatch.context() as patch:
         patch.setattr(ranks_module, "default_store", lambda: store)
-        members = [Rank(root, startup, rank, size, kind, stage, **launch) for rank in range(size)]
+        members = [Rank(root, startup, rank, size, kind, **launch) for rank in range(size)]
         for rank in members if root is not None else ():
             wait_for(rank.socket)
         engine = MiniVllm(server, told=told, ranks=size, members=members, **state)

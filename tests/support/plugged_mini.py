@@ -33,7 +33,7 @@ PORT = 30000
 
 
 class Rank:
-    """One rank that was started on the weights of seed 0, its channel in `root`. `stage`, `fault`: as the settings."""
+    """One rank that was started on the weights of seed 0, its channel in `root`. `fault`: as the setting."""
 
     def __init__(
         self,
@@ -42,7 +42,6 @@ class Rank:
         rank: int,
         size: int,
         kind: type[TinyModel] = TinyModel,
-        stage: bool = False,
         fault: str | None = None,
         **args: Any,
     ) -> None:
@@ -58,7 +57,7 @@ class Rank:
         signature = inspect.signature(Updater.update_weights_from_disk)
         self.plugin = Plugin(
             SglangLayout("mini", Updater, self.updater.loader, signature),
-            PluginSettings(root=root, wait=30.0, on_host=True, stage=stage, fault=fault),
+            PluginSettings(root=root, wait=30.0, on_host=True, fault=fault),
         )
         Updater.update_weights_from_disk(self.updater, str(startup), "auto")
         self.plugin.started(None, self.updater)

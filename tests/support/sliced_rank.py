@@ -117,7 +117,6 @@ class SlicedEngine:
         size: int,
         kind: type[SlicedModel] = SlicedModel,
         *,
-        stage: bool = False,
         device: str = "cpu",
     ) -> None:
         startup = root.parent / "startup"
@@ -126,9 +125,7 @@ class SlicedEngine:
         store = HashStore()
         patch.setattr(ranks, "default_store", lambda: store)
         self.root, self.store = root, store
-        self.members = [
-            Rank(startup, rank, size, model=kind(rank, size).to(device), stage=stage) for rank in range(size)
-        ]
+        self.members = [Rank(startup, rank, size, model=kind(rank, size).to(device)) for rank in range(size)]
 
     def take(self, step: int, *, fingerprints: bool = True) -> list[Answer]:
         """Have all ranks load a version with the weights of a step."""

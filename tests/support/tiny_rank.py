@@ -30,7 +30,6 @@ class Rank:
         wait: float = 30.0,
         device: str = "cpu",
         model: Any = None,
-        stage: bool = False,
         **args: Any,
     ) -> None:
         self.model = TinyModel(rank, size).to(device) if model is None else model
@@ -43,7 +42,7 @@ class Rank:
         )
         self.plugin = Plugin(
             SglangLayout("mini", Updater, self.updater.loader, inspect.signature(Updater.update_weights_from_disk)),
-            PluginSettings(wait=wait, stage=stage),
+            PluginSettings(wait=wait),
         )
         assert self.stock(startup)[0]
 

@@ -33,7 +33,7 @@ ENGINES_FOLDER = "engines"
 MAX_LINE = 64 * 2**10  # bytes
 _SOCKET = re.compile(r"\d+-\d+-[0-9a-f]+\.sock")
 _FAULT = re.compile(rf"(?:{ASIDE}|rank \d+ says): (REFITD_.*)", re.DOTALL)
-VARIABLES = ("ROOT", "CHECK", "WAIT", "PROVE", "STAGE")
+VARIABLES = ("ROOT", "CHECK", "WAIT", "PROVE")
 """What follows the name of a hook and `_` in the names of its variables."""
 HOOKS = ("REFITD_SGLANG", "REFITD_VLLM")
 _VARIABLE = re.compile(f"({'|'.join(HOOKS)})_([A-Z_]+)")
@@ -133,13 +133,12 @@ class TensorProof(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank found in its share of a version's tensors (`validation/validate.py`).
 
     `tensors` counts them, `digest` is that of their fingerprints. `fault` says why they are not proved, "" where each
-    has the fingerprint of the manifest and only finite values. `staged`: they stay on the GPU, to be copied from there.
+    has the fingerprint of the manifest and only finite values.
     """
 
     tensors: int = 0
     digest: str = ""
     fault: str = ""
-    staged: bool = False
 
 
 def socket_name(rank: int, pid: int, random: str) -> str:

@@ -14,7 +14,7 @@ Publish = Annotated[bool, typer.Option("--publish/--no-publish", help="Publish e
 Workdir = Annotated[
     Path | None, typer.Option("--workdir", metavar="DIR", help="Where to work; else a temporary folder")
 ]
-Plain = Annotated[bool, typer.Option("--plain", help="Print lines for a log, also on a terminal")]
+Plain = Annotated[bool, typer.Option("--plain", help="No bars and colours, also on a terminal")]
 Stay = Annotated[bool, typer.Option("--stay", help="Leave engines and service running at the end, until Ctrl-C")]
 Lines = Annotated[bool, typer.Option("--json", help="Print a line of JSON for each step, and a summary")]
 
@@ -30,7 +30,8 @@ def demo(
 ) -> None:
     """Watch two engines follow a trainer that really learns, on this machine's CPU, with everything between them real.
 
-    In between an engine is killed, and weights with a NaN are published. The end says how both ended.
+    In between an engine is killed, and weights with a NaN are published; then the run is rolled back. The end says how
+    each ended.
 
     The rollouts that it learns from come from the engines alone. With --no-publish they stay on the weights that they
     began with, and the reward must not climb: that is what refitd is for. With --stay the dashboard outlives the end.

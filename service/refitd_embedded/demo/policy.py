@@ -1,20 +1,22 @@
 """The policy and what it learns: a Qwen2 decoder of 400,000 parameters that counts on in strides, modulo 16.
 
-    python -m refitd_embedded.demo.policy --out DIR --seed 0
-
-writes `config.json` and `model.safetensors` as Hugging Face does; transformers and SGLang read them.
-
 A prompt is two tokens, a stride and a number: `[by 3] 7`. The answer goes on: `10 13 0 3 6 9 12 15`. Each token of an
 answer is marked against the one before it, so that a slip costs one mark and not the rest, and every token's reward
 is computed rather than judged. Guessing among all 32 tokens is right once in 32 times; the reward of an answer is the
 mean of its marks, between 0 and 1.
+
+The policy gradient is GRPO's clipped objective, on marks for single tokens:
+
+    advantage = mark - mean mark of the group at that place, over the batch's deviation
+    loss      = -mean(min(ratio · advantage, clip(ratio) · advantage)) - a little entropy
+
+A group is several answers to one problem. The ratio is of the policy now to the policy that sampled, whose
+log-probabilities came with the rollouts: on fresh rollouts it is 1, on stale ones the clip keeps the policy from
+running away from them.
 """
 
-import argparse
 import json
-import os
 import random
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,34 +34,6 @@ VOCABULARY = 32  # numbers, strides, and tokens that are never right
 PROMPT = 2
 ANSWER = 8
 CHANCE = 1 / VOCABULARY
-
-
-@dataclass(frozen=True, slots=True)
-class CountingProblem:
-    """Count on from `start` by `stride`."""
-
-    stride: int
-    start: int
-
-    @property
-    def prompt(self) -> list[int]:
-        """The token ids that pose it."""
-        return [NUMBERS + STRIDES.index(self.stride), self.start]
-
-    def solution(self) -> list[int]:
-        """The answer that gets every mark."""
-        return [(self.start + self.stride * place) % NUMBERS for place in range(1, ANSWER + 1)]
-
-    def marks(self, answer: Sequence[int]) -> list[float]:
-        """1 for each token that follows the one before it by the stride, else 0."""
-        pairs = zip([self.start, *answer], answer, strict=False)
-        return [float(one < NUMBERS and token == (one + self.stride) % NUMBERS) for one, token in pairs]
-
-
-def problems(source: random.Random, count: int) -> list[CountingProblem]:
-    return [CountingProblem(source.choice(STRIDES), source.randrange(NUMBERS)) for _ in range(count)]
-
-
 CONFIG: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],
     "model_type": "qwen2",
@@ -78,6 +52,35 @@ CONFIG: dict[str, Any] = {
     "bos_token_id": None,
     "eos_token_id": None,
 }
+LEARNING_RATE = 2e-3
+CLIP = 0.2
+ENTROPY = 0.01
+LARGEST_GRADIENT = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class CountingProblem:
+    """Count on from `start` by `stride`."""
+
+    stride: int
+    start: int
+
+    @property
+    def prompt(self) -> list[int]:
+        return [NUMBERS + STRIDES.index(self.stride), self.start]
+
+    def solution(self) -> list[int]:
+        """The answer that gets every mark."""
+        return [(self.start + self.stride * place) % NUMBERS for place in range(1, ANSWER + 1)]
+
+    def marks(self, answer: Sequence[int]) -> list[float]:
+        """1 for each token that follows the one before it by the stride, else 0."""
+        pairs = zip([self.start, *answer], answer, strict=False)
+        return [float(one < NUMBERS and token == (one + self.stride) % NUMBERS) for one, token in pairs]
+
+
+def problems(source: random.Random, count: int) -> list[CountingProblem]:
+    return [CountingProblem(source.choice(STRIDES), source.randrange(NUMBERS)) for _ in range(count)]
 
 
 def fresh(seed: int) -> Decoder:
@@ -100,40 +103,10 @@ def write(decoder: Decoder, directory: Path) -> Path:
     return directory
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Write the checkpoint of a seed; the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m refitd_embedded.demo.policy", description="Write the first policy")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder to write")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the weights (%(default)s)")
-    arguments = parser.parse_args(words)
-    try:
-        print(os.fspath(write(fresh(arguments.seed), arguments.out)))
-    except OSError as problem:
-        print(f"the policy cannot be written to {arguments.out}: {problem}", file=sys.stderr)
-        return 2
-    return 0
-
-
-# Policy gradient: GRPO's clipped objective, on marks for single tokens. Pure torch; nothing here knows of engines.
-#
-#     advantage = mark - mean mark of the group at that place, over the batch's deviation
-#     loss      = -mean(min(ratio · advantage, clip(ratio) · advantage)) - a little entropy
-#
-# A group is several answers to one problem, so what a problem is worth on the average says nothing and drops out. The
-# ratio is of the policy now to the one that sampled, whose log-probabilities came with the rollouts: on fresh rollouts
-# it is 1, on stale ones the clip keeps the policy from running away from them.
-
-
-LEARNING_RATE = 2e-3
-CLIP = 0.2
-ENTROPY = 0.01
-LARGEST_GRADIENT = 1.0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingBatch:
-    """Rollouts as tensors. `tokens` is [rows, prompt + answer]; the others are [rows, answer]: what the engines said
-    of each token's log-probability, and its advantage.
+    """Rollouts as tensors. `tokens` is [rows, prompt + answer]; the others are [rows, answer]: the log-probability of
+    each token as its engine reported it, and its advantage.
     """
 
     tokens: Tensor
@@ -168,20 +141,13 @@ def advantages(marks: Tensor) -> Tensor:
 
 
 def answer_distribution(policy: Decoder, tokens: Tensor, answer: int) -> Tensor:
-    """Log-probabilities [rows, answer, vocabulary] of what may stand at each of the last places.
-
-    Args:
-        policy: the decoder.
-        tokens: prompts and answers, [rows, time].
-        answer: how many of the last tokens are the answer.
-    """
+    """Tokens [rows, time] → log-probabilities [rows, answer, vocabulary] of each of the last `answer` places."""
     return policy(tokens[:, :-1])[:, -answer:].float().log_softmax(-1)
 
 
 def chosen(distribution: Tensor, tokens: Tensor) -> Tensor:
-    """[rows, answer, vocabulary] and tokens [rows, prompt + answer] → [rows, answer]: of the tokens that do stand."""
-    answers = tokens[:, -distribution.shape[1] :]
-    return distribution.gather(-1, answers[..., None])[..., 0]
+    """[rows, answer, vocabulary] and tokens [rows, prompt + answer] → [rows, answer]: of the tokens themselves."""
+    return distribution.gather(-1, tokens[:, -distribution.shape[1] :, None])[..., 0]
 
 
 def objective(distribution: Tensor, batch: TrainingBatch) -> Tensor:
@@ -190,7 +156,3 @@ def objective(distribution: Tensor, batch: TrainingBatch) -> Tensor:
     gain = torch.minimum(ratio * batch.advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * batch.advantages)
     entropy = -(distribution.exp() * distribution).sum(-1)
     return -gain.mean() - ENTROPY * entropy.mean()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

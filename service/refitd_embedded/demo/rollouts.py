@@ -1,8 +1,12 @@
-"""Rollouts: answers of the engines to problems, over HTTP and from nowhere else.
+"""Rollouts: answers of the engines to problems over HTTP, held against the versions that the engines claim to serve.
 
 Each engine gets its share in one batch, all at once. An engine that is paused for an update keeps the request waiting;
 one that is starting refuses it, and one that pauses by aborting sends it back unfinished: such answers are asked for
 again, until `DEADLINE`. Each answer has a seed of its own, so that the same run gives the same answers.
+
+The trainer keeps copies of the weights of its last versions under the labels that engines give to them. Each token of a
+rollout names the version that it was sampled from; the copy of that version must find the token as likely as the engine
+did. Weights that are a step older, a mixture of two steps, or another model do not.
 """
 
 import asyncio
@@ -53,30 +57,6 @@ class Question:
     seed: int
 
 
-class NotNowError(Exception):
-    """Ask again."""
-
-
-async def ask(
-    http: httpx.AsyncClient, url: str, questions: Sequence[Question], deadline: float
-) -> list[Rollout | None]:
-    """Ask an engine for one batch; None for an answer that was cut short.
-
-    Raises:
-        NotNowError: it has to be asked again.
-        RolloutError: it refuses.
-    """
-    try:
-        reply = await http.post(f"{url}/generate", json=request(questions), timeout=deadline)
-    except httpx.TransportError as problem:
-        raise NotNowError(f"{type(problem).__name__}: {problem}") from problem
-    if reply.status_code >= 500 or reply.status_code == 429:
-        raise NotNowError(f"HTTP {reply.status_code}: {reply.text[:200]}")
-    if reply.status_code != 200:
-        raise RolloutError(f"engine {url} refuses to generate: HTTP {reply.status_code}: {reply.text[:200]}")
-    return [read(question.problem, url, raw) for question, raw in zip(questions, reply.json(), strict=True)]
-
-
 class Engines:
     """The engines that rollouts come from.
 
@@ -98,11 +78,9 @@ class Engines:
         self._runner.close()
 
     def leave_out(self, url: str) -> None:
-        """Ask the others only."""
         self._urls.remove(url.rstrip("/"))
 
     def take_back(self, url: str) -> None:
-        """Ask it again, too."""
         self._urls.append(url.rstrip("/"))
 
     def answer(self, questions: Sequence[Question]) -> list[Rollout]:
@@ -125,22 +103,29 @@ class Engines:
         last = "it has not answered"
         try:
             async with asyncio.timeout(self._deadline):
-                while open_ := [place for place in range(len(questions)) if place not in answered]:
-                    try:
-                        asked = [questions[place] for place in open_]
-                        found = await ask(self._http, url, asked, self._deadline)
-                    except NotNowError as refusal:
-                        last, found = str(refusal), [None] * len(open_)
-                    answered |= {place: one for place, one in zip(open_, found, strict=True) if one is not None}
-                    if None in found:
+                while missing := [place for place in range(len(questions)) if place not in answered]:
+                    found, last = await self._ask(url, [questions[place] for place in missing])
+                    answered |= {place: one for place, one in zip(missing, found, strict=False) if one is not None}
+                    if len(answered) < len(questions):
                         self._check()
                         await asyncio.sleep(PAUSE)
         except TimeoutError:
-            missing = len(questions) - len(answered)
-            raise RolloutError(
-                f"engine {url} owes {missing} of {len(questions)} answers after {self._deadline:g} s: {last}"
-            ) from None
+            owed = f"{len(questions) - len(answered)} of {len(questions)} answers after {self._deadline:g} s: {last}"
+            raise RolloutError(f"engine {url} owes {owed}") from None
         return [answered[place] for place in range(len(questions))]
+
+    async def _ask(self, url: str, questions: Sequence[Question]) -> tuple[list[Rollout | None], str]:
+        """Ask for one batch: the answers, None for one that was cut short; or none, and why the engine has none now."""
+        try:
+            reply = await self._http.post(f"{url}/generate", json=request(questions), timeout=self._deadline)
+        except httpx.TransportError as problem:
+            return [], f"{type(problem).__name__}: {problem}"
+        said = f"HTTP {reply.status_code}: {reply.text[:200]}"
+        if reply.status_code >= 500 or reply.status_code == 429:
+            return [], said
+        if reply.status_code != 200:
+            raise RolloutError(f"engine {url} refuses to generate: {said}")
+        return [read(each.problem, url, raw) for each, raw in zip(questions, reply.json(), strict=True)], said
 
 
 def request(questions: Sequence[Question]) -> dict[str, Any]:
@@ -171,13 +156,6 @@ def read(problem: CountingProblem, engine: str, raw: dict[str, Any]) -> Rollout 
         logprobs=tuple(pair[0] for pair in pairs),
         versions=tuple(str(span["version"]) for span in spans for _ in range(span["start"], span["end"])),
     )
-
-
-# Whether the engines serve what they say: their log-probabilities against the trainer's own, version by version.
-#
-# The trainer keeps copies of the weights of its last versions under the labels that engines give to them. Each token
-# of a rollout names the version that it was sampled from; the copy of that version must find the token as likely as
-# the engine did. Weights that are a step older, a mixture of two steps, or another model do not.
 
 
 TOLERANCE = 1e-4

@@ -1,25 +1,21 @@
-"""What is shown of a run: a live table on a terminal, plain lines elsewhere, or lines of JSON for programs.
+"""What is shown of a run: a table that grows line by line, or lines of JSON for programs.
 
-A run has a row for each step, a summary, and a verdict whether what was promised happened.
+A run has a row for each step, a summary, and a verdict whether its promises held.
 """
 
 import json
 import os
 import sys
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
-from importlib.util import find_spec
 from statistics import fmean
 from textwrap import wrap
-from typing import Protocol
 
 from refitd_embedded.demo import DemoOptions
 
 WINDOW = 5
 CLIMB = 0.1
-"""A reward that grew by this much has climbed: fifty times what chance moves the mean of a step's marks by."""
+"""A reward that grew by this much has climbed: fifty times the deviation of a step's mean by chance."""
 COLUMNS = ("step", "reward", "served", "stale", "publish", "refit", "disk", "Δ log p")
 LEGEND = (
     "served: the step that each engine serves · stale: steps behind the trainer",
@@ -27,7 +23,7 @@ LEGEND = (
 )
 BAR = 8  # with the columns it fits into 80
 WIDTH = 80
-_FRAME = 7  # lines: the head, those around the table's titles, the legend, and an empty one
+GREEN, YELLOW, CYAN = 32, 33, 36
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +31,10 @@ class StepRow:
     """One step, counted in gradient steps that the trainer had taken when it asked for rollouts.
 
     `reward` is the engines' mean, in [0, 1]. `served_by` has, for each engine's URL, the oldest version among its
-    rollouts, as the step that made it, and None where it gave none; `served` is the oldest of these. `publish_ms` is
-    until the version was safe on disk, `refit_ms` from there until every engine was proved to serve it; None without
-    publishing, and where the version was rejected. `disk_bytes` is what the root holds, `difference` the largest
-    between an engine's log-probability and the trainer's own for the version claimed, in nats.
+    rollouts, as the step that made it, and None for an engine without rollouts; `served` is the oldest of these.
+    `publish_ms` is until the version was safe on disk, `refit_ms` from there until every engine was proved to serve it;
+    None without publishing, and where the version was rejected. `disk_bytes` is the size of the root, `difference` the
+    largest between an engine's log-probability and the trainer's own for the version claimed, in nats.
     """
 
     step: int
@@ -51,7 +47,6 @@ class StepRow:
 
     @property
     def served(self) -> int:
-        """The oldest version that any engine answered with."""
         return min(step for step in self.served_by.values() if step is not None)
 
     @property
@@ -61,18 +56,8 @@ class StepRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
-    """Versions: published, proved to be served, rejected, and deleted again by the service."""
-
-    published: int = 0
-    served: int = 0
-    rejected: int = 0
-    collected: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
-    """Something that the demo broke by itself: the step at which it was broken, what it was, and how it ended."""
+    """Something that the demo did to the run: the step at which it did it, and how it ended."""
 
     step: int
     what: str
@@ -84,14 +69,14 @@ class Incident:
 class DemoSummary:
     """A run as a whole. `first_reward` and `last_reward` are means over a few steps, `seconds` is all of it.
 
-    `incidents` are those that the demo caused.
+    `versions` counts those that were published, proved to be served, rejected, and collected by the service.
     """
 
     steps: int
     publishing: bool
     first_reward: float
     last_reward: float
-    versions: Counts
+    versions: dict[str, int]
     largest_difference: float
     largest_staleness: int
     seconds: float
@@ -104,7 +89,7 @@ class DemoSummary:
 
     @property
     def as_promised(self) -> bool:
-        """With publishing the reward climbs; without, engines serve what they started on, and it does not.
+        """With publishing the reward climbs; without, engines serve their first weights, and it does not.
 
         Each incident ended as refitd promises.
         """
@@ -115,7 +100,7 @@ def summarise(
     rows: Sequence[StepRow],
     *,
     publishing: bool,
-    versions: Counts,
+    versions: dict[str, int],
     seconds: float,
     incidents: Sequence[Incident] = (),
 ) -> DemoSummary:
@@ -134,7 +119,6 @@ def summarise(
 
 
 def verdict(summary: DemoSummary) -> str:
-    """The summary in a sentence or two."""
     change = f"{summary.first_reward:.2f} → {summary.last_reward:.2f}"
     match summary.publishing, summary.climbed:
         case True, True:
@@ -147,175 +131,81 @@ def verdict(summary: DemoSummary) -> str:
             return f"The engines' reward climbed, {change}, with nothing published: a fault."
 
 
-class Display(Protocol):
-    """Where a run is shown."""
+class Display:
+    """Prints a run as JSON, or as a table; a table is `painted` with bars and colours."""
+
+    def __init__(self, *, as_json: bool = False, painted: bool = False) -> None:
+        self._as_json, self._painted, self._is_headed = as_json, painted, False
+
+    @classmethod
+    def of(cls, options: DemoOptions) -> "Display":
+        is_terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")
+        return cls(as_json=options.json, painted=is_terminal and not options.plain)
 
     def row(self, row: StepRow) -> None:
-        """Show one more row."""
-        ...
+        if self._as_json:
+            self._print({"kind": "step", **asdict(row), "served": row.served, "staleness": row.staleness})
+            return
+        if not self._is_headed:
+            print(_line(COLUMNS), *LEGEND, sep="\n", flush=True)
+            self._is_headed = True
+        line, bar = _line(cells(row)), "█" * round(row.reward * BAR)
+        if self._painted:
+            line = f"{_paint(line, YELLOW) if row.staleness else line}  {_paint(bar, GREEN)}"
+        print(line, flush=True)
 
     def tell(self, step: int, text: str) -> None:
-        """Show that something happened at a step: a failure, or how it ended."""
-        ...
+        """Show that something happened at a step."""
+        if self._as_json:
+            self._print({"kind": "told", "step": step, "text": text})
+            return
+        lines = wrap(f"step {step}: {text}", WIDTH, subsequent_indent="    ", break_on_hyphens=False)
+        print(*(_paint(line, CYAN) if self._painted else line for line in lines), sep="\n", flush=True)
 
     def summary(self, summary: DemoSummary) -> None:
-        """Show how the run ended."""
-        ...
-
-
-class JsonLines:
-    """`{"kind": "step", …}` for each row, `{"kind": "told", …}` for a failure, `{"kind": "summary", …}` at the end."""
-
-    def row(self, row: StepRow) -> None:
-        self._print({"kind": "step", **asdict(row), "served": row.served, "staleness": row.staleness})
-
-    def tell(self, step: int, text: str) -> None:
-        self._print({"kind": "told", "step": step, "text": text})
-
-    def summary(self, summary: DemoSummary) -> None:
-        judged = {"climbed": summary.climbed, "as_promised": summary.as_promised}
-        self._print({"kind": "summary", **asdict(summary), **judged})
+        if self._as_json:
+            judged = {"climbed": summary.climbed, "as_promised": summary.as_promised}
+            self._print({"kind": "summary", **asdict(summary), **judged})
+            return
+        versions = ", ".join(f"{count} {what}" for what, count in summary.versions.items())
+        print(
+            "",
+            verdict(summary),
+            *(f"Step {incident.step}, {incident.what}: {incident.ended}." for incident in summary.incidents),
+            f"Versions: {versions}.",
+            f"At most: {summary.largest_difference:.1e} between log-probabilities, {summary.largest_staleness} "
+            f"{'step' if summary.largest_staleness == 1 else 'steps'} stale. {summary.seconds:.0f} s.",
+            f"Next, docs/quickstart.md: {enter_environment()}refitd serve --help",
+            sep="\n",
+            flush=True,
+        )
 
     def _print(self, content: dict[str, object]) -> None:
         print(json.dumps(content), flush=True)
 
 
-class PlainLines:
-    """One line a row, for logs. `then` is the last line."""
-
-    def __init__(self, then: str) -> None:
-        self._headed = False
-        self._then = then
-
-    def row(self, row: StepRow) -> None:
-        if not self._headed:
-            print(_line(COLUMNS), *LEGEND, sep="\n", flush=True)
-            self._headed = True
-        print(_line(cells(row)), flush=True)
-
-    def tell(self, step: int, text: str) -> None:
-        print(*told(step, text), sep="\n", flush=True)
-
-    def summary(self, summary: DemoSummary) -> None:
-        print("", *closing(summary), self._then, sep="\n", flush=True)
-
-
-class LiveTable:
-    """A table that grows in place; when the terminal is too low for it, its last rows.
-
-    Args:
-        refresh: redraws it.
-        height: lines of the terminal.
-        then: the last line.
-        head: the first line.
-    """
-
-    def __init__(self, refresh: Callable[[object], None], height: Callable[[], int], then: str, head: str = "") -> None:
-        self._refresh, self._height, self._then, self._head = refresh, height, then, head
-        self._rows: list[StepRow] = []
-        self._told: list[str] = []
-        self._end: list[str] = []
-
-    def row(self, row: StepRow) -> None:
-        self._rows.append(row)
-        self._draw()
-
-    def tell(self, step: int, text: str) -> None:
-        self._told += told(step, text)
-        self._draw()
-
-    def summary(self, summary: DemoSummary) -> None:
-        self._end = ["", *closing(summary), self._then]
-        self._draw()
-
-    def _draw(self) -> None:
-        from rich import box
-        from rich.console import Group
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(*COLUMNS, "", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-        for column in table.columns[:-1]:
-            column.justify = "right"
-        below = [*self._told, *self._end]
-        for row in self._rows[-max(3, self._height() - len(below) - _FRAME) :]:
-            table.add_row(
-                *cells(row), Text(bar(row.reward), style="green"), style="" if row.staleness == 0 else "yellow"
-            )
-        head = (Text(line, style="bold") for line in (self._head,) if line)
-        legend = (Text(line, style="dim") for line in LEGEND)  # no caption: that is as narrow as the table
-        happened = (Text(line, style="cyan") for line in self._told)
-        self._refresh(Group(*head, table, *legend, *happened, *map(Text, self._end)))
-
-
-@contextmanager
-def display(options: DemoOptions, service_url: str = "") -> Generator[Display]:
-    """The display that fits: JSON, a live table on a terminal, else lines."""
-    last = what_next() if options.then is None else options.then
-    if options.json:
-        yield JsonLines()
-    elif is_live(sys.stdout.isatty()) and not options.plain:
-        from rich.live import Live
-
-        with Live(auto_refresh=False) as live:
-            refresh = partial(live.update, refresh=True)
-            head = f"Dashboard: {service_url}"
-            yield LiveTable(refresh, lambda: live.console.height, last, head)  # pyright: ignore[reportArgumentType]
-    else:
-        yield PlainLines(last)
-
-
-def is_live(is_terminal: bool) -> bool:
-    """Whether lines can be drawn again, and Rich is there to do it."""
-    return is_terminal and os.environ.get("TERM") != "dumb" and find_spec("rich") is not None
-
-
-def told(step: int, text: str) -> list[str]:
-    """What happened at a step, in lines of a narrow terminal."""
-    return wrap(f"step {step}: {text}", WIDTH, subsequent_indent="    ", break_on_hyphens=False)
+def enter_environment() -> str:
+    """How the shell enters this environment, where it has not: `make demo` runs in one of its own."""
+    is_entered = sys.prefix == sys.base_prefix or os.environ.get("VIRTUAL_ENV") == sys.prefix
+    return "" if is_entered else f". {os.path.relpath(sys.prefix)}/bin/activate; "
 
 
 def cells(row: StepRow) -> list[str]:
-    """A row's columns. What is served has a number for each engine: `7/7`."""
+    """A row's columns. `served` has a number for each engine: `7/7`."""
     return [
         str(row.step),
         f"{row.reward:.3f}",
         "/".join("-" if step is None else str(step) for step in row.served_by.values()),
         str(row.staleness),
-        _milliseconds(row.publish_ms),
-        _milliseconds(row.refit_ms),
+        *("-" if ms is None else f"{ms:.0f}" for ms in (row.publish_ms, row.refit_ms)),
         f"{row.disk_bytes / 1e6:.1f}",
         f"{row.difference:.1e}",
     ]
 
 
-def bar(reward: float) -> str:
-    """A reward in [0, 1] as a bar."""
-    return "█" * round(reward * BAR)
-
-
-def closing(summary: DemoSummary) -> list[str]:
-    versions = summary.versions
-    return [
-        verdict(summary),
-        *(f"Step {incident.step}, {incident.what}: {incident.ended}." for incident in summary.incidents),
-        f"Versions: {versions.published} published, {versions.served} served, {versions.rejected} rejected, "
-        f"{versions.collected} deleted again.",
-        f"At most: {summary.largest_difference:.1e} between log-probabilities, {summary.largest_staleness} "
-        f"{'step' if summary.largest_staleness == 1 else 'steps'} stale. {summary.seconds:.0f} s.",
-    ]
-
-
-def what_next() -> str:
-    """What to try after the demo. `make demo` runs in an environment that the shell has not entered."""
-    is_entered = sys.prefix == sys.base_prefix or os.environ.get("VIRTUAL_ENV") == sys.prefix
-    enter = "" if is_entered else f". {os.path.relpath(sys.prefix)}/bin/activate; "
-    return f"Next, docs/quickstart.md: {enter}refitd serve --help"
-
-
-def _milliseconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0f}"
-
-
-def _line(words: list[str] | tuple[str, ...]) -> str:
+def _line(words: Sequence[str]) -> str:
     return "  ".join(f"{word:>{len(column)}}" for word, column in zip(words, COLUMNS, strict=True))
+
+
+def _paint(text: str, colour: int) -> str:
+    return f"\x1b[{colour}m{text}\x1b[0m" if text else ""

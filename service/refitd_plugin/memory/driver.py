@@ -43,27 +43,29 @@ def to_device(move: MemoryMove, above: int, stream: int) -> None:
     Raises:
         CudaDriverError: the driver refused.
     """
-    if move.rows == 1:
-        error = _library().cuMemcpyHtoDAsync_v2(move.target, above + move.source, move.width, stream)
-    else:
-        error = _library().cuMemcpy2DAsync_v2(ctypes.byref(_pitched(move, above, HOST_MEMORY)), stream)
-    if error:
-        raise CudaDriverError(f"the driver refused a copy of {move.nbytes} bytes to the device (error {error})")
+    _begin(move, above, stream, HOST_MEMORY)
 
 
 def between_devices(move: MemoryMove, above: int, stream: int) -> None:
-    """The same from memory of a device, which may be another process's or another GPU's. `above`: the address that the
-    move's source is counted from.
+    """The same from memory of a device, which may be another process's or another GPU's."""
+    _begin(move, above, stream, DEVICE_MEMORY)
 
-    Raises:
-        CudaDriverError: the driver refused.
-    """
+
+def _begin(move: MemoryMove, above: int, stream: int, memory: int) -> None:
+    is_host, source = memory == HOST_MEMORY, above + move.source
     if move.rows == 1:
-        error = _library().cuMemcpyDtoDAsync_v2(move.target, above + move.source, move.width, stream)
+        copy = _library().cuMemcpyHtoDAsync_v2 if is_host else _library().cuMemcpyDtoDAsync_v2
+        error = copy(move.target, source, move.width, stream)
     else:
-        error = _library().cuMemcpy2DAsync_v2(ctypes.byref(_pitched(move, above, DEVICE_MEMORY)), stream)
+        pitched = Memcpy2D(
+            srcMemoryType=memory, srcHost=source if is_host else None, srcDevice=0 if is_host else source,
+            srcPitch=move.source_pitch, dstMemoryType=DEVICE_MEMORY, dstDevice=move.target,
+            dstPitch=move.target_pitch, WidthInBytes=move.width, Height=move.rows,
+        )  # fmt: skip
+        error = _library().cuMemcpy2DAsync_v2(ctypes.byref(pitched), stream)
     if error:
-        raise CudaDriverError(f"the driver refused a copy of {move.nbytes} bytes between devices (error {error})")
+        place = "to the device" if is_host else "between devices"
+        raise CudaDriverError(f"the driver refused a copy of {move.nbytes} bytes {place} (error {error})")
 
 
 def is_mapped(address: int) -> bool:
@@ -78,16 +80,6 @@ def device_of(address: int) -> int | None:
     found = ctypes.c_int(-1)
     error = _library().cuPointerGetAttribute(ctypes.byref(found), _DEVICE_ORDINAL, address)
     return None if error or found.value < 0 else found.value
-
-
-def _pitched(move: MemoryMove, above: int, memory: int) -> Memcpy2D:
-    source = above + move.source
-    return Memcpy2D(
-        srcMemoryType=memory, srcHost=source if memory == HOST_MEMORY else None,
-        srcDevice=source if memory == DEVICE_MEMORY else 0, srcPitch=move.source_pitch,
-        dstMemoryType=DEVICE_MEMORY, dstDevice=move.target, dstPitch=move.target_pitch,
-        WidthInBytes=move.width, Height=move.rows,
-    )  # fmt: skip
 
 
 @cache

@@ -1,13 +1,18 @@
-"""The process that reads for a rank: it takes one order at a time, and can be told meanwhile to stop reading.
+"""Reading versions ahead, in a process beside each rank: the engine's loop never waits, and Python lets one thread run.
 
-It looks at a version as the rank's thread would, and sends what it found. What it reads of a delta goes to buffers that
-rank and process both see: files without a name (memfd_create(2)), used again and again. A rank with a GPU registers a
-buffer once, which takes longer than to fill it. What a rank still uses is never written.
+A thread that reads a version beside that loop waits for the interpreter at every step, some thousands of times. So this
+process reads: it looks at the folder as the rank's thread would, checks names, shapes, dtypes and digests, lays a delta
+out for the model, and sends a message and open files. The rank's thread maps them, which are a few steps (`worker`).
+It imports neither torch nor an engine. Without a process the thread reads.
+
+It takes one order at a time, and can be told meanwhile to stop reading. Bytes of a delta go to buffers that rank and
+process both see: files without a name (memfd_create(2)), used again and again. A rank with a GPU registers a buffer
+once, which takes longer than to fill it. A buffer that a rank still uses is never written.
 
 It ends when its rank does: the socket says so, and where a copy of the rank's end lives on somewhere, its parent.
 
-Rank and process say one order at a time, and one reply to each. On the socket a message is its length (8 bytes) and the
-number of files that come with it (4), and then its bytes. The files come with the first of them (SCM_RIGHTS, unix(7)).
+There is one reply to each order. A message begins with the number of its files (4 bytes); they follow it with one byte
+of their own (SCM_RIGHTS, unix(7)).
 """
 
 import mmap
@@ -21,13 +26,13 @@ import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Event
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from refitd_client.checkpoint.header import Header
@@ -45,22 +50,23 @@ from refitd_plugin.memory.source import (
     SourceRefusedError,
     VersionPlace,
     VersionSource,
+    close_all,
     open_version,
     reference_in,
 )
 
 MOST_FILES = 200  # the kernel takes 253 in a message
 MOST_BYTES = 2**28
-_BODY_SECONDS = 30.0
-_MESSAGE_HEAD = struct.Struct("<QI")
+_BODY_SECONDS = 30
+_FILES = struct.Struct("<I")
 
 
 class ReadOrder(msgspec.Struct, tag=True, kw_only=True):
     """Look at a version.
 
     `model` is the folder that full versions are held against, and that says how much memory a delta may take (empty: it
-    cannot be found); `layout` is the one whose headers the rank has; `busy` are the buffers that it still uses.
-    `placements` come once, with the number that is named from then on in `along` (0: none).
+    cannot be found); `busy` are the buffers that the rank still uses. `placements` come once, with the number that is
+    named from then on in `along` (0: none).
     """
 
     root: str
@@ -70,7 +76,6 @@ class ReadOrder(msgspec.Struct, tag=True, kw_only=True):
     allow_missing: tuple[str, ...] = ()
     allow_extra: bool = False
     allow_dtype_cast: bool = False
-    layout: str = ""
     busy: list[int] = []
     placements: dict[str, PlacedTensor] | None = None
     along: int = 0
@@ -81,17 +86,12 @@ class Stop(msgspec.Struct, tag=True):
 
 
 class FullFound(msgspec.Struct, tag=True, kw_only=True):
-    """A full version. Its weight files come with it, opened, in the order of `names`. `headers` are left out where the
-    rank has those of this `layout`.
-    """
+    """A full version. Its weight files come with it, opened, in the order of `headers`."""
 
     signature: str
     files: dict[str, FileStat]
     manifest: Manifest | None
-    inventory: str
-    layout: str
-    headers: dict[str, Header] | None
-    names: list[str]
+    headers: dict[str, Header]
     ms: float = 0.0
 
 
@@ -147,58 +147,43 @@ class LineLostError(Exception):
     """The other side is gone, or what it sends is no message."""
 
 
-def send(line: socket.socket, message: Any, files: Sequence[int] = ()) -> None:
-    """Send a message and open files. `files`: descriptors, which stay the caller's.
+class Line:
+    """One end of the socket between rank and process, which closes with it."""
 
-    Raises:
-        OSError: the other side is gone.
-    """
-    body = msgspec.msgpack.encode(message)
-    socket.send_fds(line, [_MESSAGE_HEAD.pack(len(body), len(files))], files)
-    line.sendall(body)
+    def __init__(self, end: socket.socket) -> None:
+        """Both sides wait for a message with `poll`: reading one that breaks off ends after some seconds."""
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _BODY_SECONDS, 0))
+        self._socket, self._connection = end, Connection(os.dup(end.fileno()))
 
+    def close(self) -> None:
+        self._socket.close()
+        self._connection.close()
 
-def receive(line: socket.socket, decoder: msgspec.msgpack.Decoder[Any]) -> tuple[Any, list[int]]:
-    """The next message, and the files that came with it: the caller's to close.
+    def send(self, message: Any, files: Sequence[int] = ()) -> None:
+        """Send a message and open files. `files`: descriptors, which stay the caller's. Raises OSError: it is gone."""
+        self._connection.send_bytes(_FILES.pack(len(files)) + msgspec.msgpack.encode(message))
+        if files:
+            socket.send_fds(self._socket, [b"\0"], files)
 
-    Raises:
-        TimeoutError: none has begun to come within the socket's time-out, or SO_RCVTIMEO.
-        LineLostError: the other side is gone, or what it sends is no message.
-    """
-    files: list[int] = []
-    try:
-        head, files, _, _ = socket.recv_fds(line, _MESSAGE_HEAD.size, MOST_FILES)
-        return decoder.decode(_receive_all(line, _body_length(head, len(files)))), files
-    except (TimeoutError, BlockingIOError):
-        raise TimeoutError from None
-    except (OSError, msgspec.MsgspecError, LineLostError) as error:
-        for file in files:
-            os.close(file)
-        raise LineLostError(f"{error}") from error
+    def receive(self, decoder: msgspec.msgpack.Decoder[Any], within: float) -> tuple[Any, list[int]] | None:
+        """The next message, and the files that came with it, the caller's to close; None: none began to come in time.
 
-
-def _body_length(head: bytes, files: int) -> int:
-    if len(head) < _MESSAGE_HEAD.size:
-        raise LineLostError("the other side is gone")
-    length, count = _MESSAGE_HEAD.unpack(head)
-    if length > MOST_BYTES or count != files:
-        raise LineLostError("a message is too long, or its files did not come")
-    return int(length)
-
-
-def _receive_all(line: socket.socket, length: int) -> bytearray:
-    """Wait longer than the socket's time-out, and for a time in all: the message has begun to come."""
-    data, deadline = bytearray(length), time.monotonic() + _BODY_SECONDS
-    view = memoryview(data)
-    while view:
-        if time.monotonic() > deadline:
-            raise LineLostError("a message breaks off")
-        with suppress(TimeoutError, BlockingIOError):
-            count = line.recv_into(view, 0, socket.MSG_WAITALL)
-            if not count:
-                raise LineLostError("the other side is gone")
-            view = view[count:]
-    return data
+        Raises:
+            LineLostError: the other side is gone, or what it sends is no message.
+        """
+        files: list[int] = []
+        try:
+            if not self._connection.poll(within):
+                return None
+            data = self._connection.recv_bytes(MOST_BYTES)
+            (count,) = _FILES.unpack_from(data)
+            if count:
+                _, files, _, _ = socket.recv_fds(self._socket, 1, count)
+            body = memoryview(data)[_FILES.size :] if len(files) == count else b""  # which is no message
+            return decoder.decode(body), files
+        except (OSError, EOFError, struct.error, msgspec.MsgspecError) as error:
+            close_all(files)
+            raise LineLostError(f"{error or 'the other side is gone'}") from error
 
 
 _BUFFER_STEP = 2**24  # bytes: buffers are multiples of it, so that one a little larger is not needed next time
@@ -279,11 +264,6 @@ class ReadResult:
     files: Sequence[int] = ()
     own: Sequence[int] = ()
 
-    def close(self) -> None:
-        """Close the files of this process: the rank has descriptors of its own."""
-        for fd in self.own:
-            os.close(fd)
-
 
 class VersionReader:
     """Carries out orders. It keeps the models' headers, the last placements and its buffers."""
@@ -328,15 +308,11 @@ class VersionReader:
         names = list(source.structure.headers)
         if len(names) > MOST_FILES:
             return ReadResult(Refusal("unable", f"it has {len(names)} files"))
-        layout = xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode(dict(source.structure.headers)))
         reply = FullFound(
             signature=source.structure.signature,
             files=dict(source.structure.files),
             manifest=source.structure.manifest,
-            inventory=source.inventory,
-            layout=layout,
-            headers=None if layout == order.layout else dict(source.structure.headers),
-            names=names,
+            headers=dict(source.structure.headers),
         )
         opened = _open_again(source, names)
         return ReadResult(reply, opened, opened)
@@ -395,8 +371,7 @@ def _open_again(source: VersionSource, names: Sequence[str]) -> list[int]:
                 with folder.open(name, source.structure.files[name]) as fd:
                     fds.append(os.dup(fd))
     except BaseException as error:
-        for fd in fds:
-            os.close(fd)
+        close_all(fds)
         if isinstance(error, OpeningRefusedError | ChangedError):
             raise SourceRefusedError(f"{source.place.folder} changed while it was looked at: {error}") from error
         raise
@@ -406,7 +381,7 @@ def _open_again(source: VersionSource, names: Sequence[str]) -> list[int]:
 class PrefetchProcess:
     """The process; `line` is its end of the socket."""
 
-    def __init__(self, line: socket.socket) -> None:
+    def __init__(self, line: Line) -> None:
         self._line = line
         self._orders: queue.SimpleQueue[tuple[ReadOrder, threading.Event]] = queue.SimpleQueue()
         self._reading = VersionReader()
@@ -415,39 +390,30 @@ class PrefetchProcess:
     def serve(self) -> None:
         """Serve until the rank is gone; then the process ends, whatever it does."""
         threading.Thread(target=self._work, name="refitd-prefetch", daemon=True).start()
-        # For receiving alone: the other thread sends, however long that takes.
-        self._line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _READER_LOOK_SECONDS, 0))
         stop = threading.Event()
-        while (message := self._next()) is not None:
-            match message:
-                case Stop():
-                    stop.set()
-                case ReadOrder():
-                    stop = threading.Event()
-                    self._orders.put((message, stop))
+        with suppress(LineLostError):
+            while os.getppid() == self._parent:
+                match self._line.receive(_ASKED, _READER_LOOK_SECONDS):
+                    case (Stop(), _):
+                        stop.set()
+                    case (ReadOrder() as order, _):
+                        stop = threading.Event()
+                        self._orders.put((order, stop))
+                    case _:
+                        continue
         os._exit(0)
-
-    def _next(self) -> WorkerMessage | None:
-        while os.getppid() == self._parent:
-            try:
-                return receive(self._line, _ASKED)[0]
-            except TimeoutError:
-                continue
-            except LineLostError:
-                return None
-        return None
 
     def _work(self) -> None:
         while True:
             order, stop = self._orders.get()
             found = self._reading.read(order, stop)
             try:
-                send(self._line, found.reply, found.files)
+                self._line.send(found.reply, found.files)
             except OSError:
                 os._exit(0)
             finally:
-                found.close()
+                close_all(found.own)
 
 
 if __name__ == "__main__":  # `python -m refitd_plugin.prefetch.process FD`: a rank starts it with its end of a socket
-    PrefetchProcess(socket.socket(fileno=int(sys.argv[1]))).serve()
+    PrefetchProcess(Line(socket.socket(fileno=int(sys.argv[1])))).serve()

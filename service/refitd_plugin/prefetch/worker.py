@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from threading import Event, Lock
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
@@ -21,8 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from refitd_client.checkpoint.header import Header
-from refitd_client.checkpoint.inventory import Inventory, inventory_of
+from refitd_client.checkpoint.inventory import inventory_of
 from refitd_client.contract.decoding import msgpack_decoder
 from refitd_client.contract.naming import version_id
 from refitd_client.validation.validate import Structure
@@ -33,13 +31,12 @@ from refitd_plugin.prefetch.process import (
     BufferArray,
     DeltaFound,
     FullFound,
+    Line,
     LineLostError,
     PlacedGroup,
     ReadOrder,
     Reply,
     Stop,
-    receive,
-    send,
 )
 
 
@@ -51,15 +48,6 @@ class MappedFile(Protocol):
 
 Mapper = Callable[[int, int], MappedFile]
 """Maps a file of some size, for reading."""
-
-
-@dataclass(frozen=True, slots=True)
-class KnownHeaders:
-    """The headers of a version's files. The next one mostly has the same."""
-
-    name: str
-    headers: Mapping[str, Header]
-    inventory: Inventory
 
 
 class BufferLease:
@@ -105,31 +93,20 @@ class PlainBuffer:
         self.bytes: Any = mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
 
 
-def layout_of(reply: FullFound, known: KnownHeaders | None) -> KnownHeaders:
-    """The headers of what was found. `known` are those of the last version."""
-    if reply.headers is None:
-        if known is None or known.name != reply.layout:
-            raise ValueError("a prefetch worker left out headers that are not known")
-        return known
-    return KnownHeaders(reply.layout, reply.headers, inventory_of(reply.headers))
-
-
-def full_version(place: VersionPlace, reply: FullFound, files: Sequence[int], layout: KnownHeaders) -> VersionSource:
-    """A full version. `files`: its weight files, opened; they are closed when the version is collected. `layout`: the
-    headers of its files.
-    """
-    held = HeldFiles(dict(zip(reply.names, files, strict=True)))
+def full_version(place: VersionPlace, reply: FullFound, files: Sequence[int]) -> VersionSource:
+    """A full version. `files`: its weight files, opened; they are closed when the version is collected."""
+    held = HeldFiles(dict(zip(reply.headers, files, strict=True)))
     seen = Structure(
         path=place.path,
         signature=reply.signature,
         files=reply.files,
         manifest=reply.manifest,
         has_manifest=reply.manifest is not None,
-        headers=layout.headers,
-        inventory=layout.inventory,
+        headers=reply.headers,
+        inventory=inventory_of(reply.headers),
     )
     maps = {name: mmap.mmap(fd, reply.files[name].size, access=mmap.ACCESS_COPY) for name, fd in held.files.items()}
-    return VersionSource(place=place, structure=seen, inventory=reply.inventory, maps=maps, held=held)
+    return VersionSource(place=place, structure=seen, inventory=seen.inventory.digest, maps=maps, held=held)
 
 
 def delta_changes(
@@ -186,7 +163,7 @@ class PrefetchWorker:
     def __init__(self) -> None:
         self.generation = 0
         self._process: subprocess.Popen[bytes] | None = None
-        self._line: socket.socket | None = None
+        self._line: Line | None = None
         self._begun_at = -_BEGIN_AGAIN_SECONDS
         self._turn = Lock()
 
@@ -234,25 +211,24 @@ class PrefetchWorker:
         except BaseException:
             mine.close()
             raise
-        mine.settimeout(_TURN_SECONDS)
-        self._line, self.generation = mine, self.generation + 1
+        self._line, self.generation = Line(mine), self.generation + 1
 
-    def _reply(self, mine: socket.socket, order: ReadOrder, stop: Event) -> tuple[Reply, list[int]]:
-        send(mine, order)
+    def _reply(self, line: Line, order: ReadOrder, stop: Event) -> tuple[Reply, list[int]]:
+        line.send(order)
         told_at: float | None = None
         while True:
-            with suppress(TimeoutError):
-                return receive(mine, _REPLY)
+            if (found := line.receive(_REPLY, _TURN_SECONDS)) is not None:
+                return found
             if stop.is_set() and told_at is None:
-                send(mine, Stop())
+                line.send(Stop())
                 told_at = time.monotonic()
             if told_at is not None and time.monotonic() - told_at > _STOP_REPLY_SECONDS:
                 raise LineLostError("it does not stop")
 
     def _end(self) -> None:
-        process, mine, self._process, self._line = self._process, self._line, None, None
-        if mine is not None:
-            mine.close()
+        process, line, self._process, self._line = self._process, self._line, None, None
+        if line is not None:
+            line.close()
         if process is not None:
             with suppress(ProcessLookupError):
                 process.send_signal(signal.SIGKILL)

@@ -40,7 +40,6 @@ from refitd_plugin.proof.contents import (
     parts_of,
     span_of,
 )
-from refitd_plugin.proof.proving import FileOnDevice
 from refitd_plugin.proof.slices import EngineSlices, ModelSlices, SliceCheck
 from refitd_plugin.update.plan import Loader, ReplayPlan, Tensors, addresses_of, learned, replay, tensors_of
 from refitd_plugin.update.receiving import sizes_of
@@ -228,14 +227,12 @@ class Loading:
         """The files that the rank's GPU reads in place."""
         return self._registry
 
-    def make_ready(self, source: VersionSource, staged: Mapping[str, FileOnDevice] | None = None) -> Readied | None:
-        """Do all that can be done before the pause. The engine may serve meanwhile. `staged`: its files on the rank's
-        GPU, where they are there.
-        """
+    def make_ready(self, source: VersionSource) -> Readied | None:
+        """Do all that can be done before the pause. The engine may serve meanwhile."""
         plan = self.plan  # another thread may throw it away meanwhile
         if plan is None or not plan.replays or plan.inventory != source.inventory:
             return None
-        return Readied(plan, self._schedule(plan, source) if staged is None else self._staged(plan, source, staged))
+        return Readied(plan, self._schedule(plan, source))
 
     def load(
         self, call: UpdateCall, source: VersionSource, *, partial: bool, readied: Readied | None = None
@@ -375,11 +372,6 @@ class Loading:
             make, parts = copy_schedule.between_devices, WITHIN_DEVICES
         table, watch = self.tables(plan, source).table_of(source, parts)
         return make(table, files, device, source.pieces, watch)
-
-    def _staged(self, plan: ReplayPlan, source: VersionSource, staged: Mapping[str, FileOnDevice]) -> CopySchedule:
-        table, watch = self.tables(plan, source).table_of(source, WITHIN_DEVICES)
-        (device,) = devices_of(self.model)
-        return copy_schedule.between_devices(table, staged, device, source.tensors, watch)
 
     def _through(
         self, call: UpdateCall, feed: TensorFeed, path: str, load_format: str, watching: Any = None

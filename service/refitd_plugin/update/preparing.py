@@ -49,14 +49,12 @@ from refitd_plugin.memory.source import (
 from refitd_plugin.port import EngineProcess, Stages
 from refitd_plugin.prefetch.process import DeltaFound, FullFound, ReadOrder, Refusal, Reply
 from refitd_plugin.prefetch.worker import (
-    KnownHeaders,
     MappedBuffers,
     Mapper,
     PlainBuffer,
     PrefetchWorker,
     delta_changes,
     full_version,
-    layout_of,
 )
 from refitd_plugin.proof.contents import devices_of
 from refitd_plugin.proof.proving import VersionProver
@@ -200,7 +198,6 @@ class VersionInspector:
         self._startup, self._revision = startup, revision
         self._folder: Path | None = None
         self._reference: Reference | None = None
-        self._layout: KnownHeaders | None = None
         self._buffers = MappedBuffers(map_buffer)
         self._sent: tuple[int, Placements | None] = 0, None
         self._along = 0
@@ -246,7 +243,6 @@ class VersionInspector:
             allow_missing=options.allow_missing,
             allow_extra=options.allow_extra,
             allow_dtype_cast=options.allow_dtype_cast,
-            layout="" if self._layout is None else self._layout.name,
         )
         by = placements() if delta else None
         sent = self._add_placements(order, by)
@@ -285,8 +281,7 @@ class VersionInspector:
         match reply:
             case FullFound():
                 stages.add("clerk", reply.ms)  # a word of the reply: it stays
-                self._layout = layout_of(reply, self._layout)
-                return full_version(place, reply, files, self._layout)
+                return full_version(place, reply, files)
             case DeltaFound():
                 stages.add("clerk", reply.ms)  # a word of the reply: it stays
                 return delta_changes(place, reply, files, self._buffers, by)
@@ -413,9 +408,7 @@ class Preparing:
         """
         if self._prover is None or not isinstance(update_source, FullVersion) or update_source.partial:
             return
-        update_source.proof, staged = self._prover.prove(update_source.source)
-        if staged is not None:
-            update_source.readied = self._loading.make_ready(update_source.source, staged)
+        update_source.proof = self._prover.prove(update_source.source)
 
     def _update_source(self, found: VersionSource | DeltaChanges, options: Options) -> UpdateSource:
         if isinstance(found, DeltaChanges):

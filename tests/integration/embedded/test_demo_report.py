@@ -1,30 +1,26 @@
-"""What the demo tells: staleness, whether the reward climbed, and how each row looks."""
+"""What the demo prints: staleness, whether the reward climbed, and how each row looks."""
 
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from refitd_embedded.demo import DemoOptions
 from refitd_embedded.demo.table import (
     BAR,
     COLUMNS,
     LEGEND,
-    Counts,
     DemoSummary,
+    Display,
     Incident,
-    JsonLines,
-    LiveTable,
-    PlainLines,
     StepRow,
-    cells,
-    display,
     summarise,
     verdict,
-    what_next,
 )
+
+KILLED = Incident(step=400, what="engine-b was killed", ended="back on step 404 after 12 s", as_promised=True)
+CLIMBING = [0.03, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
+FLAT = [0.03, 0.02, 0.04, 0.03, 0.03, 0.02, 0.03, 0.04, 0.03, 0.02, 0.03]
 
 
 def row(step: int, reward: float, served: int | None = None, **changes: Any) -> StepRow:
@@ -35,12 +31,7 @@ def row(step: int, reward: float, served: int | None = None, **changes: Any) -> 
 
 def summary(rewards: list[float], *, publishing: bool = True) -> DemoSummary:
     rows = [row(step, reward) for step, reward in enumerate(rewards)]
-    return summarise(rows, publishing=publishing, versions=Counts(), seconds=1.0)
-
-
-KILLED = Incident(step=400, what="engine-b was killed", ended="back on step 404 after 12 s", as_promised=True)
-CLIMBING = [0.03, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
-FLAT = [0.03, 0.02, 0.04, 0.03, 0.03, 0.02, 0.03, 0.04, 0.03, 0.02, 0.03]
+    return summarise(rows, publishing=publishing, versions={"published": 3}, seconds=1.0)
 
 
 @pytest.mark.parametrize(
@@ -50,56 +41,50 @@ FLAT = [0.03, 0.02, 0.04, 0.03, 0.03, 0.02, 0.03, 0.04, 0.03, 0.02, 0.03]
 def test_with_publishing_the_reward_must_climb_and_without_it_must_not(
     rewards: list[float], publishing: bool, as_promised: bool
 ) -> None:
-    assert summary(rewards, publishing=publishing).as_promised is as_promised
-
-
-@pytest.mark.parametrize("publishing", [True, False])
-@pytest.mark.parametrize("rewards", [CLIMBING, FLAT])
-def test_the_verdict_says_what_was_measured(rewards: list[float], publishing: bool) -> None:
     found = summary(rewards, publishing=publishing)
+    assert found.as_promised is as_promised
+    assert not replace(found, incidents=[replace(KILLED, as_promised=False)]).as_promised
     assert ("did not climb" in verdict(found)) is not found.climbed
     assert f"{found.first_reward:.2f} → {found.last_reward:.2f}" in verdict(found)
 
 
-@pytest.mark.parametrize(("reward", "bar"), [(1.0, ["█" * BAR]), (0.0, [])])
-def test_at_eighty_columns_no_line_of_the_demo_is_cut_or_broken(
-    capsys: pytest.CaptureFixture[str], reward: float, bar: list[str]
+@pytest.mark.parametrize("painted", [False, True])
+def test_a_table_has_one_head_fits_into_eighty_columns_and_ends_with_what_to_try_next(
+    painted: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    long = row(400, reward, served=400, publish_ms=12345.0, refit_ms=12345.0)
-    drawn: list[Any] = []
-    for shown in (PlainLines(what_next()), LiveTable(drawn.append, lambda: 40, what_next())):
-        shown.row(long)
-        shown.tell(400, "REJECTED, and no engine loaded it: " + "tensor w has 1 non-finite value " * 5)
-        for rows, publishing in product((CLIMBING, FLAT), (True, False)):
-            shown.summary(replace(summary(rows, publishing=publishing), incidents=[KILLED]))
-    console = Console(width=80, height=40)
-    with console.capture() as capture:
-        console.print(drawn[-1])
-    plain, live = capsys.readouterr().out.splitlines(), capture.get().splitlines()
-    assert max(map(len, plain)) <= 80
-    (head,) = [line for line in live if "step" in line and "reward" in line]
-    assert head.split() == " ".join(COLUMNS).split()
-    (drawn_row,) = [line for line in live if "400/400" in line]
-    assert drawn_row.split() == [*cells(long), *bar]
-    assert {*LEGEND, *plain[-3:]} <= {line.strip() for line in live}
+    shown = Display(painted=painted)
+    shown.row(row(399, 1.0, served=398, publish_ms=12345.0, refit_ms=12345.0))
+    shown.row(row(400, 1.0, publish_ms=12345.0, refit_ms=12345.0))
+    shown.tell(400, "REJECTED, and no engine loaded it: " + "tensor w has 1 non-finite value " * 5)
+    shown.summary(replace(summary(FLAT), incidents=[KILLED]))
+    text = capsys.readouterr().out
+    assert ("\x1b[" in text, "█" * BAR in text) == (painted, painted)
+    for code in (32, 33, 36, 0):
+        text = text.replace(f"\x1b[{code}m", "")
+    lines = text.splitlines()
+    assert lines[0].split() == " ".join(COLUMNS).split()
+    assert tuple(lines[1:3]) == LEGEND
+    assert [line.split()[0] for line in lines[3:6]] == ["399", "400", "step"]
+    assert verdict(summary(FLAT)) in lines
+    assert lines[-1].endswith("refitd serve --help")
+    assert max(map(len, lines)) <= 80
 
 
 @pytest.mark.parametrize(
-    ("terminal", "options", "kind"),
+    ("terminal", "plain", "painted"),
     [
-        ({"TERM": "xterm"}, {}, LiveTable),
-        ({"TERM": "xterm", "NO_COLOR": "1"}, {}, LiveTable),
-        ({"TERM": "xterm"}, {"plain": True}, PlainLines),
-        ({"TERM": "xterm"}, {"json": True}, JsonLines),
-        ({"TERM": "dumb"}, {}, PlainLines),
-        (None, {}, PlainLines),
+        ({"TERM": "xterm"}, False, True),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, False, False),
+        ({"TERM": "xterm"}, True, False),
+        ({"TERM": "dumb"}, False, False),
+        (None, False, False),
     ],
 )
-def test_only_a_terminal_gets_a_table_that_is_drawn_again(
-    terminal: dict[str, str] | None, options: dict[str, Any], kind: type, monkeypatch: pytest.MonkeyPatch
+def test_only_a_terminal_gets_bars_and_colours(
+    terminal: dict[str, str] | None, plain: bool, painted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
     for name, value in (terminal or {}).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("sys.stdout.isatty", lambda: terminal is not None)
-    with display(DemoOptions(**options)) as shown:
-        assert isinstance(shown, kind)
+    assert Display.of(DemoOptions(plain=plain))._painted is painted

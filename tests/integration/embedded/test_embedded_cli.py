@@ -78,5 +78,6 @@ def test_a_model_to_try_things_with_is_made_and_can_be_served(
     assert main(["--make-model", str(tmp_path / "tiny")]) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'tiny'}\n"
     assert load(tmp_path / "tiny").state_dict()
-    assert main(["--make-model", str(tmp_path / "tiny")]) == 2
+    assert main(["--make-model", str(tmp_path / "tiny")]) == 0, "as a volume that is mounted once more has it"
+    assert main(["--make-model", str(checkpoint(tmp_path / "other", 1))]) == 2
     assert "is not empty" in capsys.readouterr().err

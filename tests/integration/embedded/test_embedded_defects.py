@@ -11,7 +11,6 @@ from refitd_embedded.weights import (
     CheckpointError,
     EngineDiedError,
     Interruption,
-    WeightsTainted,
     load,
 )
 from support.embedded_kit import Tensors, checkpoint, random_tensors, write
@@ -34,8 +33,7 @@ def test_the_rollback_loads_the_new_checkpoint_once_more(decoder: Decoder, tmp_p
     loader = CarelessLoader(decoder)
     loader.interruption = Interruption(after=3, times=1)
     outcome = loader.open(checkpoint(tmp_path / "next", 2))()
-    assert isinstance(outcome, WeightsTainted)
-    assert outcome.message.endswith("Rolling back to original weights.")
+    assert (outcome or "").endswith("Rolling back to original weights.")
     assert of(decoder, NEW) == NEW.keys()
 
 

@@ -1,18 +1,22 @@
 """Drawing tokens: SGLang's knobs, log-probabilities and seeds."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
-from refitd_embedded.runner import Sampler, SamplingParams
+from refitd_embedded.runner import SamplingParams, draw
 
 VOCAB = 50
 
 
-def sampler(*raw: dict[str, Any], seed: int = 0) -> Sampler:
-    """For one row each."""
-    return Sampler([SamplingParams.parse(one) for one in raw], torch.Generator().manual_seed(seed))
+def drawn(
+    *raw: dict[str, Any], of: torch.Tensor, at: Sequence[int] | None = None, seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and log-probabilities of rows of logits, one row for each of `raw`; `at`: their positions."""
+    params = [SamplingParams.parse(one) for one in raw]
+    return draw(params, of, [0] * len(raw) if at is None else at, torch.Generator().manual_seed(seed))
 
 
 def logits(rows: int = 1, seed: int = 3) -> torch.Tensor:
@@ -21,24 +25,24 @@ def logits(rows: int = 1, seed: int = 3) -> torch.Tensor:
 
 
 def test_temperature_zero_is_greedy_and_counts_as_one() -> None:
-    ids, found = sampler({"temperature": 0}, {"temperature": 1}).draw(logits(2), torch.zeros(2))
+    ids, found = drawn({"temperature": 0}, {"temperature": 1}, of=logits(2))
     assert ids[0] == logits(2)[0].argmax()
     assert found[0] == pytest.approx(logits(2)[0].log_softmax(-1).max().item(), abs=1e-5)
 
 
 def test_a_seeded_answer_depends_on_seed_and_position_alone() -> None:
     seeded = {"sampling_seed": 42, "temperature": 1.0}
-    alone = sampler(seeded, seed=1).draw(logits(1), torch.tensor([9]))[0][0]
+    alone = drawn(seeded, of=logits(1), at=[9], seed=1)[0][0]
     rows = torch.cat((logits(1), logits(3, seed=8)))
-    batch = sampler(seeded, {"temperature": 0.5}, {}, {}, seed=2).draw(rows, torch.tensor([9, 1, 2, 3]))[0][0]
+    batch = drawn(seeded, {"temperature": 0.5}, {}, {}, of=rows, at=[9, 1, 2, 3], seed=2)[0][0]
     assert alone == batch
-    many = [int(sampler(seeded).draw(logits(1), torch.tensor([position]))[0][0]) for position in range(40)]
+    many = [int(drawn(seeded, of=logits(1), at=[position])[0][0]) for position in range(40)]
     assert len(set(many)) > 5
 
 
 @pytest.mark.parametrize("raw", [{"temperature": 0}, {}, {"sampling_seed": 1}])
 def test_nan_gives_token_zero(raw: dict[str, Any]) -> None:
-    ids, logprobs = sampler(raw).draw(torch.full((1, VOCAB), float("nan")), torch.zeros(1, dtype=torch.int64))
+    ids, logprobs = drawn(raw, of=torch.full((1, VOCAB), float("nan")))
     assert ids.tolist() == [0]
     assert logprobs.isnan().all()
 

@@ -15,7 +15,7 @@ import uvicorn
 
 from refitd_embedded.engine import EmbeddedEngine
 from refitd_embedded.server import ApiKeys, ReplicaServer, create_app
-from refitd_embedded.weights import CheckpointLoader, Write
+from refitd_embedded.weights import CarefulLoader, Write
 from support.embedded_kit import PROMPT, checkpoint, open_engine, write
 
 GREEDY = {"max_new_tokens": 6, "temperature": 0}
@@ -32,18 +32,18 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-class Gated:
+class Gated(CarefulLoader):
     """A loader that opens when it is let."""
 
-    def __init__(self, loader: CheckpointLoader) -> None:
+    def __init__(self, engine: EmbeddedEngine) -> None:
+        super().__init__(engine.decoder)
         self.reached, self.let = asyncio.Event(), threading.Event()
-        self._loader, self._loop = loader, asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
 
     def open(self, directory: Path) -> Write:
-        """See `CheckpointLoader`."""
         self._loop.call_soon_threadsafe(self.reached.set)
         self.let.wait(10)
-        return self._loader.open(directory)
+        return super().open(directory)
 
 
 @asynccontextmanager
@@ -219,7 +219,7 @@ async def test_a_client_that_leaves_ends_its_load_unless_the_engine_has_sglangs_
     models: Path, defects: bool
 ) -> None:
     engine = open_engine(models / "a", defects=defects)
-    engine.reloader.loader = gate = Gated(engine.reloader.loader)
+    engine.reloader.loader = gate = Gated(engine)
     async with listening(engine) as client:
         loading = asyncio.create_task(client.post("/update_weights_from_disk", json={"model_path": str(models / "b")}))
         await gate.reached.wait()

@@ -305,10 +305,10 @@ MUTANTS = [
         "tests/reliability/simulation/test_hosts.py tests/reliability/simulation/test_found.py",
     ),
     Mutant(
-        "copies the next version over one that is to be loaded",
+        "takes files for proved that changed while they were read",
         "service/refitd_plugin/proof/proving.py",
-        "if self._lease is not None and self._lease() is not None:",
-        "if False:",
+        "elif not source.is_unchanged():",
+        "elif False:",
         "tests/unit/plugin/test_plugin_proving.py",
     ),
     Mutant(

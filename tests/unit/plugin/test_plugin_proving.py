@@ -1,11 +1,9 @@
 """A rank proves its share of a version: fingerprints of the manifest, finite values, and the very files it has open."""
 
-import ctypes
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,10 +32,10 @@ def in_memory() -> Iterator[Path]:
 
 def test_a_good_version_is_proved_by_the_fingerprints_of_its_manifest(root: Path) -> None:
     source = published(root, 1, weights())
-    proof, staged = VersionProver(HostReader(), 0, 1).prove(source)
+    proof = VersionProver(HostReader(), 0, 1).prove(source)
     manifest = source.structure.manifest
     assert manifest is not None
-    assert (proof.fault, proof.tensors, staged) == ("", len(weights()), None)
+    assert (proof.fault, proof.tensors) == ("", len(weights()))
     assert proof.digest == proof_digest(manifest.fingerprints, share_of(source.structure.headers, 0, 1))
 
 
@@ -46,13 +44,13 @@ def test_ranks_share_out_all_tensors_and_none_twice(root: Path, ranks: int) -> N
     source = published(root, 1, weights())
     names = [name for rank in range(ranks) for name in share_of(source.structure.headers, rank, ranks)]
     assert sorted(names) == sorted(weights())
-    assert not any(VersionProver(HostReader(), rank, ranks).prove(source)[0].fault for rank in range(ranks))
+    assert not any(VersionProver(HostReader(), rank, ranks).prove(source).fault for rank in range(ranks))
 
 
 def test_a_flipped_bit_is_found_by_the_rank_that_reads_it_and_by_no_other(root: Path) -> None:
     source = published(root, 1, weights())
     damage(source, "e")
-    faults = [VersionProver(HostReader(), rank, 2).prove(source)[0].fault for rank in range(2)]
+    faults = [VersionProver(HostReader(), rank, 2).prove(source).fault for rank in range(2)]
     mine = next(rank for rank in range(2) if "e" in share_of(source.structure.headers, rank, 2))
     assert "tensor e has another fingerprint" in faults[mine]
 
@@ -61,63 +59,25 @@ def test_values_that_are_not_finite_are_no_proof(root: Path) -> None:
     tensors = weights()
     tensors["b"][7] = NAN
     source = published(root, 1, tensors)
-    assert VersionProver(HostReader(), 0, 1).prove(source)[0].fault == "tensor b has non-finite values"
+    assert VersionProver(HostReader(), 0, 1).prove(source).fault == "tensor b has non-finite values"
 
 
 def test_files_that_change_while_they_are_read_are_no_proof(root: Path) -> None:
     source = published(root, 1, weights())
     file = source.place.folder / next(iter(source.structure.headers))
     os.utime(file, (1, 1))
-    assert VersionProver(HostReader(), 0, 1).prove(source)[0].fault == "the files changed while they were read"
+    assert VersionProver(HostReader(), 0, 1).prove(source).fault == "the files changed while they were read"
 
 
 def test_a_version_without_fingerprints_cannot_be_proved(root: Path) -> None:
     source = published(root, 1, weights(), fingerprints=False)
     assert unprovable(source.structure) == "has no fingerprint of each tensor in its manifest"
-    assert VersionProver(HostReader(), 0, 1).prove(source)[0].fault.startswith("the version has no fingerprint")
+    assert VersionProver(HostReader(), 0, 1).prove(source).fault.startswith("the version has no fingerprint")
 
 
-def test_what_is_staged_is_the_file_byte_for_byte_and_no_file_that_is_wrong_is_staged(
-    in_memory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    HostGpu(monkeypatch)
-    prover = VersionProver(DeviceReader(HOST, Registry(), stage=True), 0, 1)
-    source = published(in_memory, 1, weights())
-    source = replace(source, held=source._open_files())  # as a prefetch worker hands them over
-    proof, staged = prover.prove(source)
-    assert (proof.fault, proof.staged) == ("", True)
-    assert staged is not None
-    assert staged.keys() == source.structure.headers.keys()
-    for name in staged:
-        content = (source.place.folder / name).read_bytes()
-        assert ctypes.string_at(staged[name].address, len(content)) == content
-    del staged
-    damage(source, "e")
-    proof, staged = prover.prove(source)
-    assert ("tensor e has another fingerprint" in proof.fault, proof.staged, staged) == (True, False, None)
-
-
-def test_a_buffer_that_a_load_still_copies_from_is_not_written(
-    in_memory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    HostGpu(monkeypatch)
-    prover = VersionProver(DeviceReader(HOST, Registry(), stage=True), 0, 1)
-    first, second = published(in_memory, 1, weights(1)), published(in_memory, 2, weights(2))
-    _, kept = prover.prove(first)
-    assert kept is not None
-    proof, staged = prover.prove(second)
-    assert (proof.fault, staged) == ("", None)
-    del kept
-    assert prover.prove(second)[1] is not None
-
-
-@pytest.mark.parametrize("stage", [False, True])
-def test_ranks_that_hold_parts_of_the_model_read_their_shares_in_place(
-    in_memory: Path, monkeypatch: pytest.MonkeyPatch, stage: bool
-) -> None:
+def test_a_gpu_reads_the_share_of_each_rank_in_place(in_memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     HostGpu(monkeypatch)
     source = published(in_memory, 1, weights())
     for rank in range(2):
-        proof, staged = VersionProver(DeviceReader(HOST, Registry(), stage=stage), rank, 2).prove(source)
-        expected, _ = VersionProver(HostReader(), rank, 2).prove(source)
-        assert (proof.fault, proof.digest, staged) == ("", expected.digest, None)
+        proof = VersionProver(DeviceReader(HOST, Registry()), rank, 2).prove(source)
+        assert (proof.fault, proof.digest) == ("", VersionProver(HostReader(), rank, 2).prove(source).digest)

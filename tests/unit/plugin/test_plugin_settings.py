@@ -32,7 +32,6 @@ def test_each_setting_is_read() -> None:
         ("REFITD_SGLANG_WAIT", "-1"),
         ("REFITD_SGLANG_WAIT", "x"),
         ("REFITD_SGLANG_PROVE", "gpu"),
-        ("REFITD_SGLANG_STAGE", "on"),
     ],
 )
 def test_what_cannot_be_understood_is_named_and_leaves_the_root_that_the_channel_opens_in(
@@ -46,7 +45,7 @@ def test_what_cannot_be_understood_is_named_and_leaves_the_root_that_the_channel
 
 @pytest.mark.parametrize("empty", ["", " "])
 def test_an_empty_variable_is_one_that_is_not_set(empty: str) -> None:
-    names = ["", "_ROOT", "_CHECK", "_WAIT", "_PROVE", "_STAGE"]
+    names = ["", "_ROOT", "_CHECK", "_WAIT", "_PROVE"]
     assert read_settings("REFITD_SGLANG", {f"REFITD_SGLANG{name}": empty for name in names}) == PluginSettings()
 
 
@@ -54,7 +53,7 @@ def test_an_empty_variable_is_one_that_is_not_set(empty: str) -> None:
     ("name", "meant"),
     [
         ("REFITD_SGLANG_ROOTT", "REFITD_SGLANG_ROOT"),
-        ("REFITD_VLLM_STAGING", "REFITD_VLLM_STAGE"),
+        ("REFITD_VLLM_PROOVE", "REFITD_VLLM_PROVE"),
         ("REFITD_VLLM_CHEK", "REFITD_VLLM_CHECK"),
         ("REFITD_SGLANG_ROOT", None),
         ("REFITD_SGLANG_PORT", None),  # Kubernetes, of a service that is called refitd-sglang

@@ -37,7 +37,7 @@ from watchdog.observers.inotify_move_event_grouper import InotifyMoveEventGroupe
 from watchdog.observers.polling import PollingObserver
 
 from refitd.catalog.checks import FileChecks
-from refitd.catalog.examining import Examiner, LateReading, Proofs, References
+from refitd.catalog.examining import Examiner, LateReading, References
 from refitd.catalog.files import DiskFiles
 from refitd.catalog.judge import ANNOUNCE_AGAIN, Judge, Waiting
 from refitd.policy.admit import CatalogRules
@@ -45,6 +45,7 @@ from refitd.root.ownership import root_file_system, wants_polling
 from refitd.root.scan import FoundFolder, ListingFailed
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
+from refitd.update.proving import RankProofs
 from refitd_client.checkpoint.fault import Code
 from refitd_client.contract.naming import INCOMING_PREFIX, SERVICE_FOLDER, Order, parse_version_id, version_id
 from refitd_client.contract.states import VersionState
@@ -199,14 +200,8 @@ class Catalog:
         files: DiskFiles,
         references: References,
         rules: CatalogRules,
-        proofs: Proofs | None = None,
+        proofs: RankProofs | None = None,
     ) -> None:
-        """Do nothing yet.
-
-        Args:
-            references: the models that versions are held against.
-            proofs: what engines' GPUs have found; without it the service reads everything.
-        """
         self._store = store
         self._files = files
         self._rules = rules

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from refitd.catalog.files import DiskFiles
 from refitd.policy.admit import Prove
@@ -19,6 +18,7 @@ from refitd.policy.chain import NoBase, base_of, chain_of
 from refitd.root.handle import LISTING_SECONDS, RootHangsError, RootThreads
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
+from refitd.update.proving import RankProofs
 from refitd_client.checkpoint.header import BoundedCache
 from refitd_client.checkpoint.inventory import Reference
 from refitd_client.contract.states import VersionState
@@ -175,32 +175,10 @@ def _unread(error: OSError) -> str:
     return f"{error}; {user}: let it read the folder and its files, or {_SETTING}. It is tried again"
 
 
-class Found(Protocol):
-    """What engines' ranks say of a version: `by` are the engines that prove it, `faults` why others do not."""
-
-    @property
-    def by(self) -> tuple[str, ...]: ...
-
-    @property
-    def faults(self) -> tuple[str, ...]: ...
-
-
-class Proofs(Protocol):
-    """Asks for what engines' GPUs have found in a version."""
-
-    async def of(self, version: VersionRecord, seen: Structure) -> Found: ...
-
-
 class Examiner:
-    """Gathers the evidence of versions.
+    """Gathers the evidence of versions. Without `proofs` of engines the service reads everything itself."""
 
-    Args:
-        files: the files under the root.
-        proofs: what engines have found; None where the service reads everything itself.
-        prove: the operator's setting.
-    """
-
-    def __init__(self, files: DiskFiles, proofs: Proofs | None, prove: Prove) -> None:
+    def __init__(self, files: DiskFiles, proofs: RankProofs | None, prove: Prove) -> None:
         self._files = files
         self._proofs = None if prove is Prove.SERVICE else proofs
         self._prove = prove
@@ -243,7 +221,6 @@ class LateReading:
     def __init__(
         self, store: Store, files: DiskFiles, references: References, options: Callable[[VersionRecord], Options]
     ) -> None:
-        """`options` says what a version may do."""
         self._store, self._files, self._references, self._options = store, files, references, options
         self._readings: dict[str, asyncio.Task[bool]] = {}
 

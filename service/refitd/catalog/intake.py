@@ -10,9 +10,8 @@ the answer means.
 
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Protocol
 
 from refitd.catalog.files import DiskFiles, RootAwayError
 from refitd.policy.admit import LIMITS, SeenFolder, admit, fits
@@ -47,40 +46,30 @@ from refitd_client.validation.validate import Structure
 SAID_AGAIN_SECONDS = 600.0  # until the same reason is written down again for a run
 DOCTORS_RUN = "refitd-doctor"  # which doctor names in its own
 MOST = 64  # reasons in that time: runs' names are the senders', and the log is kept
-_NO_REFUSALS = frozenset({Slug.NOT_READY})  # it is asked to come again
 
 
 class RefusedNotices:
     """Writes into the log why notices were refused."""
 
     def __init__(self, store: Store) -> None:
-        """Nothing was refused yet."""
         self._store = store
-        self._told: dict[tuple[str, Slug], float] = {}  # monotonic seconds, the oldest first
-        self._untold = 0
+        self._told: dict[tuple[str, Slug], float] = {}  # monotonic seconds
 
     def tell(self, notice: Notice, error: ProblemError) -> None:
-        """Write a refusal down, unless this run had one of its kind a short while ago.
-
-        Args:
-            error: why it is refused.
-        """
-        if error.kind in _NO_REFUSALS or notice.run == DOCTORS_RUN:
+        """Write a refusal down, unless this run had one of its kind a short while ago."""
+        if error.kind is Slug.NOT_READY or notice.run == DOCTORS_RUN:
             return
         now = self._store.clock.monotonic()
         self._told = {key: since for key, since in self._told.items() if now - since < SAID_AGAIN_SECONDS}
         key = (notice.run, error.kind)
         if key in self._told or len(self._told) >= MOST:
-            self._untold += 1
             return
         self._told[key] = now
         try:
             kind, subject = "run", check_run(notice.run)
         except InvalidNameError:
             kind, subject = "root", "root"  # a name that no run can have is no subject, and stands in the reason
-        more = f" (and {self._untold} more since the last of these entries)" if self._untold else ""
-        self._untold = 0
-        text = f"the notice of step {notice.step} was refused: {error.detail}{more}"
+        text = f"the notice of step {notice.step} was refused: {error.detail}"
         self._store.say(kind, subject, text, is_fault=True, problem=error.kind.slug)
 
 
@@ -128,21 +117,12 @@ def _check_metadata(metadata: Mapping[str, str]) -> None:
         raise ProblemError(Slug.BAD_REQUEST, f"{most}: put the rest into a file beside the weights")
 
 
-class Nudge(Protocol):
-    """Has the catalog scan and judge soon; a version that was looked at just now may be judged by that look."""
-
-    def __call__(self, id_: str = "", look: Structure | None = None) -> None: ...
-
-
 class Intake:
     """Admits notices.
 
     Args:
-        store: the versions.
-        targets: what engines are to serve; hears of offers from memory.
-        files: the port to the root's files.
-        root: the root.
-        nudge: has the catalog scan and judge soon.
+        targets: hears of offers from memory.
+        nudge: `Waiting.nudge`: has the catalog scan and judge soon.
         default_run: the run that engines follow which are bound to none.
         trainers: those whose own folders count as versions.
         kind: what the versions in the root are.
@@ -156,7 +136,7 @@ class Intake:
         targets: Targets,
         files: DiskFiles,
         root: Path,
-        nudge: Nudge,
+        nudge: Callable[..., None],
         default_run: str | None = None,
         *,
         trainers: Collection[Trainer] = (),

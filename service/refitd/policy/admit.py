@@ -1,30 +1,23 @@
 """What becomes of a notice and of a folder before a version is validated. Pure.
 
-`admit` says whether a notice brings a new version. The same notice again is the same version, also when that version
-was deleted meanwhile. Other content for a step is a conflict as far as it shows from outside (another path, other
-files, another digest in the notice than the version has). Validation finds what does not show. Files where a version
-was deleted are a conflict in any case: the root was emptied under the journal, or the trainer began anew, and no engine
-would ever be brought to them.
+`admit` says whether a notice contradicts what is known. Other content for a step is a conflict as far as it shows from
+outside; validation finds what does not show. Files where a version was deleted are a conflict in any case: the root was
+emptied under the journal, or the trainer began anew, and no engine would ever be brought to them.
 
-Metadata is what a trainer says about a version for people and dashboards. It comes with the notice or in the manifest,
-stays in memory and in the journal as long as its version, and so has limits. Where both say something, the notice wins:
-it came later.
+Metadata is what a trainer says about a version for people. It stays in memory and in the journal as long as its
+version, and so has limits. A notice wins over a manifest: it came later.
 
-`settle` says whether a checkpoint is still being written: looks over time in, one decision out. refitd's own publisher
-renames a complete directory into place, so a manifest means complete. A checkpoint that another program writes has no
-such moment: it counts as complete when headers, index and files agree and nothing has changed for `settle` seconds. One
-that disagrees is still being written, until it has not changed for `timeout` seconds. So is one with a hole, as a file
-that was made in full size and is filled later; one that ends in zeros is waited for longer. Where its trainer is known
-to write a certain file last, the service waits for that file without a limit: its absence is no fault.
+`settle` says whether a checkpoint is still being written. refitd's own publisher renames a complete directory into
+place, so a manifest means complete. Any other checkpoint counts as complete when headers, index and files agree and
+nothing has changed for `settle` seconds. One that disagrees is still being written, until it has not changed for
+`timeout` seconds. So is one with a hole, as a file that was made in full size and is filled later; one that ends in
+zeros is waited for longer. A file that its trainer writes last is waited for without a limit.
 
-The service proves a version by reading every byte, or the GPUs of the engines that would load it prove it. A GPU reads
-a version's tensors at the speed of its bus while its engine serves, and nothing is written into the model. That is
-believed where it proves as much as the service's own reading would: the ranks read the very files that the service
-looked at, each tensor has the fingerprint of the manifest, all values are finite, and each tensor was read by one of
-the ranks. In any doubt the service reads by itself.
-
-Engines without such a GPU have nothing of their own to go by. So the service reads where one of the run's engines is of
-that kind, and before the first load of one that comes later.
+The service proves a version by reading every byte, or the GPUs of the engines that would load it prove it, at the speed
+of their bus while they serve. That is believed where the ranks read the very files that the service looked at, each
+tensor has the fingerprint of the manifest, all values are finite, and each tensor was read by a rank. In any doubt the
+service reads. It reads also where one of the run's engines has no such GPU, and before the first load of such an engine
+that comes later.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,7 +36,7 @@ from refitd_client.validation.validate import Evidence, Structure, proof_digest,
 
 
 class Prove(StrEnum):
-    """The setting. BOTH: the service reads as well, and where they disagree the version is read again."""
+    """Who reads tensors to prove them. BOTH: where service and engines disagree the version is read again."""
 
     ENGINE = "engine"
     SERVICE = "service"
@@ -103,8 +96,8 @@ _MAY_HEAL = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenFolder:
-    """What a look at the directory showed: the manifest's digest, kind and base where there is one, and the files from
-    outside. Not `there`: the directory is gone, and all this is what is known of it.
+    """What a look at the directory showed: the manifest's digest, kind and base where there is one. Not `there`: the
+    directory is gone, and all this is what is known of it.
     """
 
     order: Order
@@ -148,22 +141,20 @@ def _told(kind: Kind, base: str | None) -> str:
 
 
 def fits(metadata: Mapping[str, str]) -> bool:
-    """Whether it is little enough to be kept."""
     size = sum(len(key) + len(value) for key, value in metadata.items())
     return len(metadata) <= MAX_ENTRIES and size <= MAX_CHARACTERS
 
 
 def completed(noticed: dict[str, str], published: Mapping[str, str]) -> dict[str, str] | None:
-    """What the notice said and, beneath it, what the manifest says; None where that is too much to be kept."""
+    """The notice's metadata and, beneath it, the manifest's; None where that is too much to be kept."""
     both = {**published, **noticed}
     return both if fits(both) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderLook:
-    """One look at a checkpoint. `fault` says what does not agree yet, None where all does. `final`: do not wait.
-
-    `awaits` is what its trainer writes last and has not written yet. `zeros` names a file that ends in zeros.
+    """One look at a checkpoint. `fault` says what does not agree yet. `final`: do not wait. `awaits` is what its
+    trainer writes last and has not written yet. `zeros` names a file that ends in zeros.
     """
 
     signature: str
@@ -192,13 +183,11 @@ class StillWritten:
 
 @dataclass(frozen=True, slots=True)
 class NeverSettles:
-    """It will not get complete."""
-
     reason: str
 
 
 def look_of(structure: Structure, *, noticed: bool) -> FolderLook:
-    """What `settle` has to know. One that was announced is written: only faults that may heal are waited for."""
+    """What `settle` has to know. Of an announced version only faults that may heal are waited for."""
     fault = structure.faults[0] if structure.faults else None
     foreign = recognise(structure.path)
     # Where a marker is written last, all is written when it is there; on some file systems the rest shows later.
@@ -246,9 +235,7 @@ def settle(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogRules:
-    """Times are in seconds. `kind` is what engines get, full versions or adapters; without `deltas` those are refused
-    by kind. `prove`: who reads the tensors of versions to prove them.
-    """
+    """Times are in seconds. `kind` is what engines get; without `deltas` those are refused."""
 
     scan_interval: float
     settle_for: float
@@ -262,7 +249,8 @@ class CatalogRules:
 def without_files(record: VersionRecord, versions: Sequence[VersionRecord]) -> VersionRecord | None:
     """What becomes of a version that was handed over and has no files; None while nothing does.
 
-    Trainers write in order: after a newer version none come. One that was to have none is RETIRED then, but not before
+    Trainers write in order: after a newer version none come. A version that was to have none is RETIRED then, but not
+    before
     a newer one was served: until then it may be all that engines can serve.
     """
     newer = [version for version in versions if version.order > record.order]
@@ -278,7 +266,7 @@ def without_files(record: VersionRecord, versions: Sequence[VersionRecord]) -> V
 
 
 def too_late(record: VersionRecord, versions: Sequence[VersionRecord], evidence: Evidence) -> str | None:
-    """Return why a version of an earlier generation is refused, whose writer may have meant the current one."""
+    """Why a version of an earlier generation is refused, whose writer may have meant the current one."""
     current = versions[0].order.generation
     if record.order.generation == current or (evidence.structure is not None and evidence.structure.has_manifest):
         return None

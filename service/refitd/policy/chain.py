@@ -3,24 +3,19 @@
     v1 full ← v2 ← v3 ← v5         each arrow is a base. The chain of v5 is v1, v2, v3, v5
 
 A delta lists what changed in any version since its base. So it leads to its version from the base and from each version
-in between; an engine that is further on skips the first links of a chain.
-
-An engine with refitd's plugin gets the delta itself and writes what changed. Where a delta does not lead from what
-it serves, the engine loads those in between, and from its start-up weights first the full version beneath them:
+in between. An engine with refitd's plugin writes the deltas themselves, and from its start-up weights first the full
+version:
 
     serves v2, wanted v5 on v4 on v2      v4, then v5
     restarted, wanted v5 on v4 on v2      v2, then v4, then v5
 
-An engine whose plugin answers that it needs a full version gets the copy that engines without the plugin get, until the
-plugin has loaded a full version again. So does one with unknown contents, and one whose chain has a version that was
-rolled back from.
+An engine whose plugin needs a full version gets the copy that engines without the plugin get, until the plugin has
+loaded a full version again. So does an engine with unknown contents, and one whose chain has a barred version.
 
-Which tensors of its start-up weights an engine still has, so that a version that leaves tensors out is one thing
-on all engines: those tensors are the start-up model's. Pure.
-
-A load leaves alone what a version leaves out. So such a version may go to an engine that was never loaded since it
-started, or only with versions that leave out the same. One that has loaded a version with those tensors would keep
-them, beside others that were restarted: it stays on what it serves until it is restarted.
+A load leaves alone the tensors that a version leaves out: they stay the start-up model's. So such a version may go to
+an
+engine that was never loaded since it started, or only with versions that leave out the same. Else it would keep tensors
+of another version, beside engines that were restarted: it stays on what it serves until it is restarted.
 """
 
 from collections.abc import Mapping
@@ -34,7 +29,7 @@ from refitd_client.contract.states import Kind, VersionState
 
 @dataclass(frozen=True, slots=True)
 class NoBase:
-    """Why a delta has nothing to lead from; `reason` is a sentence. `final` is False while that may change."""
+    """Why a delta has nothing to lead from. `final` is False while that may change."""
 
     reason: str
     final: bool
@@ -92,7 +87,6 @@ Versions = Mapping[str, VersionRecord]
 
 
 def takes_in_place(engine: EngineRecord, version: VersionRecord, versions: Versions) -> bool:
-    """Whether a delta is written into what the engine serves now."""
     if engine.pulls:
         return version.kind is Kind.DELTA
     serving = _serving(engine, version.run, versions)
@@ -143,7 +137,6 @@ def is_past(engine: EngineRecord, version: VersionRecord, versions: Versions) ->
 
 
 def _serving(engine: EngineRecord, run: str, versions: Versions) -> VersionRecord | None:
-    """What it serves of a run. One that came from another run serves nothing that a delta of this one leads from."""
     serving = versions.get(engine.serving or "")
     return serving if serving is not None and serving.run == run else None
 

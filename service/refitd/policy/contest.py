@@ -1,19 +1,15 @@
 """Another writer: an engine whose weights have changed, neither by this service nor by a restart. Pure.
 
-    restarted       another process answers, by what the server says of itself; or the engine was away, and names the
-                    model that it was started with. It is brought to the target at once
-    another writer  the process is the same, or it names a model that no start gives it. It is loaded again at once the
-                    first time, then after a wait, and after the last try not at all: two services that both insist
-                    would pause the engine for ever
-    unexplained     the server says nothing of its process, and names its start-up model. Once in a while that counts
-                    as a restart, again within `CALM_PROBES` as another writer
+    restarted       another process answers, or an engine that was away names its start-up model: it is loaded at once
+    another writer  the process is the same, or it names a model that no start gives it. It is loaded at once, then
+                    after waits, then not at all: two services that both insist would pause the engine for ever
+    unexplained     the server says nothing of its process, and names its start-up model: once in a while a restart,
+                    again within `CALM_PROBES` another writer
 
-What SGLang says of its process: a random seed, drawn anew at each start unless the operator gives one, and from 0.5.23
-on the time that each part of its start took, which no second start takes to the microsecond.
+SGLang tells its process by a random seed, unless the operator gives one, and from 0.5.23 on by the times of its start.
 
-Two entries may name one server: `localhost` and `127.0.0.1`, a host's name and its address. `twin_of` compares the
-addresses that connections go to and what the servers there say of their processes, since a proxy may have several
-servers behind one address. One of the entries loads the server, the other is left alone.
+Two entries may name one server, as `localhost` and `127.0.0.1`. `twin_of` compares the addresses that connections go to
+and the processes there, since a proxy may have several servers behind one address. One entry loads the server.
 """
 
 from collections.abc import Iterable
@@ -59,7 +55,7 @@ def cause_of(engine: EngineRecord, seen: Reached) -> Cause:
 
 
 def changed(before: EngineRecord, engine: EngineRecord, seen: Reached, path: str | None, now: float) -> EngineRecord:
-    """The record of an engine that was seen to serve something else than it was proved to serve.
+    """The record of an engine that serves something else than it was proved to serve.
 
     Args:
         engine: the same with what the probe saw.
@@ -83,9 +79,7 @@ def changed(before: EngineRecord, engine: EngineRecord, seen: Reached, path: str
 
 
 def still_changed(before: EngineRecord, engine: EngineRecord, seen: Reached) -> EngineRecord:
-    """The record of an engine that was not loaded since another writer changed it: it may have been restarted, or
-    changed once more.
-    """
+    """The record of an engine that was not loaded since another writer changed it."""
     is_renamed = (before.contents.model_path, before.contents.weight_version) != (seen.model_path, seen.weight_version)
     if not is_renamed and seen.process.is_as(before.process) is not False:
         return engine
@@ -96,7 +90,7 @@ def still_changed(before: EngineRecord, engine: EngineRecord, seen: Reached) -> 
 
 
 def refused(engine: EngineRecord, reason: str, now: float) -> EngineRecord:
-    """The record of an engine that is led by another service, and refuses this one's loads by that service's name."""
+    """The record of an engine that refuses this service's loads, since another service leads it."""
     return engine.having(contest=reason, contests=max(engine.trouble.contests + 1, 2), contested_at=now)
 
 
@@ -130,14 +124,13 @@ def held(engine: EngineRecord, target: str | None, now: float, interval: float) 
 
 
 def gives_up(engine: EngineRecord) -> bool:
-    """Whether nothing is loaded into it any more, until it is restarted or a resync is asked for. A host is told again
-    and again: an order that it does not obey pauses no engine.
+    """Whether nothing is loaded into it until a restart or a resync. An order that a host does not obey pauses no
+    engine, so hosts are told again and again.
     """
     return engine.trouble.contest is not None and engine.trouble.contests > len(WAITS) and not engine.pulls
 
 
 def forgiven(engine: EngineRecord) -> EngineRecord:
-    """The record of an engine that an operator wants to be loaded all the same."""
     return engine.having(contest=None, contests=0, contested_at=None)
 
 
@@ -151,9 +144,9 @@ def _told(seen: Reached, path: str | None, cause: Cause) -> str:
 
 
 def twin_of(engine: EngineRecord, seen: Reached, engines: Iterable[EngineRecord]) -> str | None:
-    """Which other entry loads the server that a probe has reached, in a sentence; None where this one does.
+    """The sentence that another entry loads the server that a probe has reached; None where this entry does.
 
-    The one that serves something already loads it, else the first by name.
+    The entry that serves something loads it, else the first by name.
     """
     for other in engines:
         if other.id == engine.id or other.state.is_away or other.trouble.taken is not None:
@@ -165,7 +158,6 @@ def twin_of(engine: EngineRecord, seen: Reached, engines: Iterable[EngineRecord]
 
 
 def is_one_server(one: Reached | Unreached, other: Reached | Unreached) -> bool:
-    """Whether two probes have reached the same server."""
     return isinstance(one, Reached) and isinstance(other, Reached) and _is_one(one, other)
 
 

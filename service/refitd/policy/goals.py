@@ -1,18 +1,14 @@
 """What a run's engines are to serve, and how far each of them may go now. Pure: records in, goals out.
 
-The newest wins, by (generation, step) and never by clocks. A version that was rolled back from is barred; newer ones
-are loaded as usual. A step of an older generation is never newer than one of the current, whenever it was written.
+The newest wins, by (generation, step) and never by clocks. A version that was rolled back from is barred. A step of an
+older generation is never newer than one of the current, whenever it was written. A delta that no copy can hold is
+skipped: engines stay on what they have until another version comes.
 
-Engines load full versions as they are, and deltas where a copy holds them. A delta that no copy can hold is skipped:
-engines stay on what they have until another version comes.
-
-Beside the target, an engine may work on a version that has no verdict yet:
-
-- An engine with the plugin prepares a version while it serves, and writes nothing. The service reads the version's
-  bytes meanwhile, and the load waits for both.
-- A trainer on the engine's host may offer a version from its memory, before its files are there. The offer is in memory
-  alone. It is good until every engine that could take it has answered; after that, and after a restart of the service,
-  the version comes by its files like any other.
+Beside the target, an engine may work on a version that has no verdict yet. An engine with the plugin prepares a version
+while it serves, and writes nothing; the load waits for the verdict. A trainer on the engine's host may offer a version
+from its memory, before its files are there. The offer is in memory alone, and good until every engine that could take
+it
+has answered. After that, and after a restart of the service, the version comes by its files like any other.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -30,14 +26,13 @@ from refitd_client.contract.states import Kind, VersionState
 class LoadableDeltas:
     """`carried` maps the ids of deltas to the paths of copies that hold them, `refused` to the reason why none can.
 
-    Of a delta that neither names a copy is being made, or it waits for one.
+    A delta that neither names waits for a copy.
     """
 
     carried: Mapping[str, str] = field(default_factory=dict[str, str])
     refused: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def can_load(self, version: VersionRecord) -> bool:
-        """Whether engines find its files somewhere."""
         return version.kind is not Kind.DELTA or version.id in self.carried
 
     def is_refused(self, version: VersionRecord) -> bool:
@@ -60,11 +55,11 @@ def choose_target(
 ) -> VersionRecord | None:
     """The version that the engines of a run are to serve, None while there is none that is good.
 
-    One that was served, or that engines hold (`held`), stays the target when its files are lost, as some trainers
-    delete them after the load: engines do not go backwards because of that, nor are they waited for in vain. One that
-    engines took from their trainer's memory, without files as yet or for ever, is the target while an engine holds it:
-    no other could get there.
-    `finish` names one that stays the target as long as it can be loaded.
+    A version that was served, or that engines hold (`held`), stays the target when its files are lost: engines do not
+    go
+    backwards because of that. A version that engines took from their trainer's memory is the target while an engine
+    holds
+    it: no other could get there. `finish` names one that stays the target as long as it can be loaded.
     """
     good = [version for version in versions if _is_good(version, held, carriage) and not version.barred]
     # Engines that do not serve the version to be finished must still be able to get there.
@@ -90,9 +85,6 @@ def as_ordered(
 
     A version counts as served before also while a single engine serves it. Where the upstream bars the version that was
     ordered, the last version that all engines served may be older than what that engine serves: it would go back.
-
-    Args:
-        ordered: the id of the version that was ordered last; None where none was.
     """
     last = next((version for version in versions if version.id == ordered), None)
     if last is None:
@@ -149,9 +141,6 @@ def to_bar(versions: Sequence[VersionRecord], goal: VersionRecord) -> list[Versi
 def passed_over(versions: Iterable[VersionRecord], target: VersionRecord | None) -> VersionRecord | None:
     """The newest good version that appeared after a later step of its generation, which is the target still; None where
     there is none. A training may have begun again, or somebody has copied an old step: only an operator knows.
-
-    Args:
-        target: what its engines are to serve.
     """
     known = list(versions)
     newest = max(known, key=lambda version: version.order, default=None)
@@ -201,9 +190,9 @@ def goals_of_run(
 def _in_progress(finish: str | None, versions: Sequence[VersionRecord], held: Collection[str]) -> str | None:
     """The version that is finished first; None where an engine serves a newer good one.
 
-    No engine goes back to an older version, so that would never end. It comes about where a journal that was lost is
-    rebuilt (engines that were restarted are brought to what is validated first), and where files are lost while they
-    are loaded.
+    No engine goes back to an older version, so that would never end. It comes about where a lost journal is rebuilt,
+    and
+    where files are lost while they are loaded.
     """
     for version in versions:  # the newest first
         if version.id == finish:
@@ -222,12 +211,7 @@ def goals_of_engine(
     versions: Versions,
     offer: "PendingOffer | None" = None,
 ) -> Goals:
-    """What one engine is to do: its run's goals, as far as it may go there now.
-
-    Args:
-        run: what all engines of its run share.
-        offer: what the run's trainer offers from its memory.
-    """
+    """What one engine is to do: its run's goals, as far as it may go there now."""
     goal, good = run.loadable, run.last_good
     # An engine with the plugin is given deltas themselves, also where others wait for a copy.
     if run.wanted is not None and step_in_place(engine, run.wanted, versions) is not None:
@@ -279,8 +263,9 @@ def _waits(
     engines: Sequence[EngineRecord],
 ) -> bool:
     """Whether an engine goes no further than the last good version: while it is not its turn, once it has given a
-    version up, and while an operator has paused the run's updates. Engines that serve go on serving, and those that
-    were restarted or broke get the last good version.
+    version up, and while an operator has paused the run's updates. Engines that were restarted or broke get the last
+    good
+    version.
     """
     if update is not None and update.paused_since is not None and not engine.serves_newer_than(target):
         return True
@@ -305,10 +290,7 @@ def _is_mended_at(
 
 
 def coming(versions: Iterable[VersionRecord], engines: Iterable[EngineRecord]) -> str | None:
-    """The id of the newest version of a run, if engines with the plugin can prepare it while it waits for its verdict.
-
-    A version that a trainer hands over from its memory has no files to prepare.
-    """
+    """The id of a run's newest version, if engines with the plugin can prepare it while it waits for its verdict."""
     if all(engine.seen.plugin is None for engine in engines):
         return None
     newest = max(versions, key=lambda version: version.order, default=None)
@@ -355,8 +337,9 @@ def takers(strategy: Strategy, engines: Iterable[EngineRecord], *, paused: bool)
 def offered_to(
     engine: EngineRecord, offer: PendingOffer | None, versions: Mapping[str, VersionRecord]
 ) -> PendingOffer | None:
-    """The offer, if this engine is to take it or takes it now, else None: the engine serves something newer, or the
-    version was rolled back from. While there is such an engine the trainer must not change its tensors.
+    """The offer, if this engine is to take it or takes it now, else None. While there is such an engine the trainer
+    must
+    not change its tensors.
     """
     version = None if offer is None else versions.get(offer.version)
     if offer is None or version is None or engine.id not in offer.waiting or not _can_take(engine):

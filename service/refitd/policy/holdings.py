@@ -1,7 +1,7 @@
 """What a version's folder holds and takes on disk, and which of it refitd may delete. Pure.
 
-A folder is a version's only if its top says so, by refitd's manifest or by a weight file with an intact header. Its
-name proves nothing: a data set may have a folder `v000001` as well. Of such a folder these files are the version's:
+A folder is a version's only if its top says so, by refitd's manifest or by a weight file with an intact header: a data
+set may have a folder `v000001` as well. Of such a folder these files are the version's:
 
     refit.json, and each file that it names
     *.safetensors with an intact header, and the index
@@ -67,8 +67,10 @@ class Holdings:
     """What a folder holds.
 
     `files` maps the names of the version's files to their stamps, in the order in which they may go: what proves that
-    it is a version goes last. `others` are the names of everything else at its top. `seal` is equal as long as no entry
-    at its top changes. `bytes` are those of `files`, `foreign_bytes` those of `others`, with all that lies in them.
+    it is
+    a version goes last. `others` are the names of everything else at its top. `seal` is equal as long as no entry at
+    its top
+    changes. `foreign_bytes` are those of `others`, with all that lies in them.
     """
 
     identity: Identity
@@ -108,7 +110,6 @@ def sort_out(
 
     Args:
         path: the folder's path beneath the root, which may say by which trainer it was written.
-        entries: everything at the folder's top.
         manifest: refitd's, None where there is none that parses.
         intact: the names of the weight files with an intact header.
     """
@@ -191,12 +192,7 @@ def weigh(
 
 
 def weight_of(version: VersionRecord, found: Found | None, *, is_spared: bool) -> Weight:
-    """What one version takes.
-
-    Args:
-        found: what a look at its folder has found, None without a look.
-        is_spared: whether its folder is its trainer's to delete.
-    """
+    """What one version takes. `found`: what a look at its folder has found, None without a look."""
     is_ours = not is_spared and parts_below(version.path) is not None
     match found:
         case Holdings():

@@ -1,14 +1,14 @@
 """A host as its hub sees it: how far it is with what it was ordered to serve, and what proves that. Pure.
 
 The hub compares hosts as it compares engines. A host's configuration and proof are made of those of its engines that
-serve the version now: two hosts with engines of the same configurations, however many, have the same of both. Proofs
-that are no digests, such as answers to a prompt, are equal on no two engines and are left out. An engine may prove one
-load by a digest and the next by answers. So a proof also names what it is made of, and is compared with those alone
-that are made of the same.
+serve the version now: two hosts with engines of the same configurations have the same of both. Proofs that are no
+digests, such as answers to a prompt, are equal on no two engines and are left out. A proof names what it is made of,
+and
+is compared with proofs that are made of the same.
 
 A hub that has lost its root may have a version of a name that hosts have with other contents. A host serves nothing
-under that name but what it has proved. Where nothing here needs its own version of the name, that is retired and
-deleted like any other, and then the hub's is pulled and proved anew. Else the host waits, and says for what.
+under that name but what it has proved. Where nothing here needs its own version of the name, that is deleted, and then
+the hub's is pulled. Else the host waits, and says for what.
 """
 
 from collections import Counter
@@ -68,8 +68,8 @@ def why_not_served(wanted: str, stands: Collection[str | None], *, knows: str | 
     """Why this host does not go to a version that an upstream wants, as the end of a sentence about the upstream; None
     where it goes.
 
-    An upstream that was restored from a backup, or whose root was emptied, wants what it still knows. A host goes back
-    from nothing that its upstream does not know.
+    A host goes back from nothing that its upstream does not know: that was restored from a backup, or its root was
+    emptied.
 
     Args:
         stands: the ids of what engines here serve, or were to serve.
@@ -106,8 +106,8 @@ def not_known(run: str, told: Following, known: str | None, leader: tuple[str, i
 
 
 def unknown_at_hub(told: Following, known: str | None, digest_of: Callable[[str], str | None]) -> str | None:
-    """The id of the version that a host has and its hub does not: a newer one than any that the hub knows, or one of
-    which the hub has another. None where there is none.
+    """The id of the version that a host has and its hub does not: it is newer than any that the hub knows, or the hub
+    has another of that name. None where there is none.
 
     Args:
         known: the id of the newest version of its run that the hub knows, or that a rollback has left there.
@@ -140,7 +140,7 @@ def why_unknown(unknown: str, *, is_other: bool, target: str | None) -> str:
 
 
 def not_known_there(run: str, stands: Iterable[str | None], knows: str | None) -> str | None:
-    """The id of the newest version that engines here serve, or were to serve, where the upstream does not know it.
+    """The id of the newest version in `stands` where the upstream does not know it.
 
     Args:
         stands: the ids of what engines here serve, or were to serve.
@@ -152,9 +152,7 @@ def not_known_there(run: str, stands: Iterable[str | None], knows: str | None) -
 
 
 def why_lost(unknown: str) -> str:
-    """What a host says of an upstream that does not know what engines here serve, and wants nothing: the end of a
-    sentence about the upstream.
-    """
+    """What a host says of an upstream that does not know what engines here serve, and wants nothing."""
     return (
         f"does not know {unknown}, which engines here serve, as after a loss of what it knew: they stay there until "
         f"something newer is published there ({_AFTER})"
@@ -164,7 +162,7 @@ def why_lost(unknown: str) -> str:
 def newest_on_hosts(run: str, reports: Iterable[HostReport], knows: Callable[[str], bool]) -> str | None:
     """The id of the newest version of a run that hosts have and their hub does not know; None where there is none.
 
-    A host that lies costs a trainer a new generation, and no more: generations that nobody comes to count for nothing.
+    A host that lies costs a trainer a new generation, and no more: generations that no run comes to count for nothing.
 
     Args:
         knows: whether the hub knows a version, or has deleted it.
@@ -178,9 +176,6 @@ def newest_on_hosts(run: str, reports: Iterable[HostReport], knows: Callable[[st
 def why_hosts_stay(announced: str, on_hosts: str | None) -> str | None:
     """What a hub says of a version that is announced while hosts have something newer that the hub does not know, a
     sentence without a subject; None where they have not. The SDK asks before it names a version, and scripts do not.
-
-    Args:
-        on_hosts: the id of the newest version of its run that hosts have and the hub does not know; None for none.
     """
     new, had = parse_version_id(announced), parse_version_id(on_hosts or "")
     if new is None or had is None or new[1] > had[1]:
@@ -195,7 +190,7 @@ def stands_of(told: Following) -> dict[str, str | None]:
 
 
 def named_by(told: Following) -> list[str]:
-    """The ids of the versions that a host names as its own: what it serves, and what it is or was to serve."""
+    """The ids of the versions that a host serves, and is or was to serve."""
     return [id_ for id_ in (told.serves, told.ordered, told.desired) if id_ is not None]
 
 
@@ -217,7 +212,7 @@ def order_state(
         here: what this host knows of `desired`.
         quorum: engines that must serve a version before it counts as served.
         refused: why it cannot be pulled, None where it can.
-        paused: why engines go to nothing newer, a sentence (`why_it_waits`); None while updates of the run go on.
+        paused: why engines go to nothing newer (`why_it_waits`).
     """
     if here is not None and any(engine.serves_newer_than(here) for engine in engines):
         paused = None
@@ -239,9 +234,7 @@ def order_state(
 
 
 def why_it_waits(update: UpdateRecord | None) -> str | None:
-    """What a host whose run is paused there tells its hub, where the reader is: who and where it is resumed. None where
-    it is not paused.
-    """
+    """What a host whose run is paused there tells its hub: since when, and how it is resumed."""
     if update is None or update.paused_since is None:
         return None
     run, since = update.run, update.paused_since
@@ -249,7 +242,6 @@ def why_it_waits(update: UpdateRecord | None) -> str | None:
 
 
 def _of_engines(desired: str, engines: Sequence[EngineRecord]) -> tuple[OrderState, str | None]:
-    """How far engines are that do not all serve it."""
     there = [engine for engine in engines if engine.state is not EngineState.UNREACHABLE]
     if not there:
         why = "it has no engine" if not engines else f"none of its engines answers: {_told(engines[0])}"
@@ -295,8 +287,7 @@ def proof_of_host(
 
 
 def what_it_does(host: HostEngines | None, ordered: str | None, size: Callable[[str], int | None]) -> str | None:
-    """What a host does for its engines now, a sentence without a subject; None where it does nothing, as far as it has
-    said.
+    """What a host does for its engines now, a sentence without a subject; None where it does nothing.
 
     Args:
         ordered: the id of the version that it was ordered to serve, while the order is open.
@@ -323,11 +314,7 @@ def _digest(texts: Sequence[str]) -> str:
 
 
 def engines_of_host(follower: str, engines: Collection[EngineRecord], waits: str | None = None) -> HostEngines:
-    """A host's engines in short, those that need a look first.
-
-    Args:
-        waits: why they are brought to nothing newer, None where they are.
-    """
+    """A host's engines in short, those that need a look first. `waits`: why they are brought to nothing newer."""
     first = sorted(engines, key=lambda each: (each.state.is_loading or each.state is EngineState.IN_SYNC, each.id))
     shown = tuple(
         HostEngine(
@@ -347,12 +334,7 @@ ANOTHER = "the upstream has another version of this name"  # why one goes
 
 
 def is_other(here: VersionRecord | None, digest: str | None) -> bool:
-    """Whether a host has another version of a name than its upstream.
-
-    Args:
-        here: what the host knows of its own.
-        digest: of the upstream's, None where that is not known.
-    """
+    """Whether a host has another version of a name than its upstream, whose digest this is."""
     if here is None or not here.state.may_have_good_files or here.digest is None:
         return False
     return digest is not None and here.digest != digest

@@ -60,9 +60,9 @@ class Need:
 def needs_of(versions: Sequence[VersionRecord]) -> dict[str, list[Need]]:
     """Map the ids of versions to what they need: the base of a delta, and versions whose folders overlap with theirs.
 
-    A base is named by its id, or by its folder in the same run. A delta that is rejected or lost is never carried out:
-    it needs nothing. One that is RETIRED does: what still keeps it is an engine that reads it. The base of a base
-    follows, down to a full version.
+    A base is named by its id, or by its folder in the same run. A delta that is rejected or lost needs nothing. A
+    RETIRED
+    delta does: what still keeps it is an engine that reads it.
     """
     by_name = {(v.run, name): v.id for v in versions for name in (v.id, version_folder(v.order))}
     needs: dict[str, list[Need]] = {}
@@ -116,9 +116,8 @@ _NO_MORE = "and nothing else may go"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepRules:
-    """What stays besides what has a lease or a pin. `last` is at least 1, `every` 0 means none.
-
-    `disk_budget` is in bytes, `rejected_for` in seconds. `foreign`: trainers' own folders are deleted like the rest.
+    """What stays besides what has a lease or a pin. `last` is at least 1, `every` 0 means none. `disk_budget` is in
+    bytes, `rejected_for` in seconds. `foreign`: trainers' own folders are deleted like the rest.
     """
 
     last: int = 3
@@ -198,12 +197,8 @@ def keep(
 
     Args:
         leases: who needs them, by their ids.
-        rules: what stays besides.
-        listing: what lies in the root.
-        ages: for how many seconds (of the monotonic clock) a REJECTED or LOST version is known to be that; one that it
-            does not name is new.
-        weights: what versions take on disk, by their ids; one that it does not name counts as nothing. None: what
-            their records say.
+        ages: for how many seconds (of the monotonic clock) versions are known to be REJECTED or LOST.
+        weights: what versions take on disk, by their ids; None: what their records say.
         beside: the bytes that other things in the root take of the disk budget, by what they are.
     """
     if (doubt := _doubt(listing, versions)) is not None:

@@ -1,7 +1,7 @@
 """Leases: who still needs a version, and why. Pure: observations in, leases out; nothing stored, so nothing stale.
 
-A lease is not taken and given back, it is derived each time from what is true now. So none can be left over, and a
-crash loses none. The worked case is an engine that gets slower and dies while it loads version 7:
+A lease is derived each time from what is true now. So none can be left over, and a crash loses none. The worked case is
+an engine that gets slower and dies while it loads version 7:
 
     serves 6, loads 7            6 SERVING (it answers from it), 7 LOADING
     load timed out               7 UNPROVEN: a server goes on loading after its client hung up
@@ -9,8 +9,8 @@ crash loses none. The worked case is an engine that gets slower and dies while i
     still no proof about 7       7 stays UNPROVEN, until its load or its process is proved to have ended
     removed from the fleet       7 stays UNPROVEN for 600 s more: then it may be deleted, and is never written over
 
-A deletion takes all that is known of a run, so whoever may still need any of it refuses it: a publisher that is alive,
-an engine, a pin, a version without a verdict, a trainer's own folder. Collection asks again before each folder.
+A deletion takes all that is known of a run, so a publisher that is alive, an engine, a pin, a version without a verdict
+and a trainer's own folder refuse it. Collection asks again before each folder.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -25,8 +25,6 @@ DEAD_AFTER = 600.0
 
 
 class LeaseKind(Enum):
-    """What a version is needed for."""
-
     SERVING = auto()
     LOADING = auto()
     UNPROVEN = auto()
@@ -47,7 +45,7 @@ class LeaseKind(Enum):
 class Lease:
     """One reason why a version must stay. `holder` is an engine's or run's name; `since` is for display (RFC 3339).
 
-    `unseen`: the holder is an engine that does not answer, so that what it does is what it did when it was last heard.
+    `unseen`: the holder is an engine that does not answer.
     """
 
     kind: LeaseKind
@@ -56,7 +54,6 @@ class Lease:
     unseen: bool = False
 
     def __str__(self) -> str:
-        """The lease as a sentence about the version."""
         return self.claims[0].format(self.holder) + (f" (since {self.since})" if self.since else "")
 
     @property
@@ -114,9 +111,9 @@ def reasons_of(held: Sequence[Lease]) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """A load that is not proved to have ended. `unproven` says that the service does not wait for its answer any more.
-
-    A load is unproven when it timed out, its connection broke, or the service stopped in the middle of it.
+    """A load that is not proved to have ended. `unproven`: it timed out, its connection broke, or the service stopped
+    in
+    the middle of it.
     """
 
     version: str
@@ -128,10 +125,10 @@ class Load:
 class EngineView:
     """One engine as it looks now. Versions are ids; `unreachable_for` is seconds of the monotonic clock.
 
-    `loads` may have several entries: one that timed out, and the one that is to repair it. `named` are the versions
-    whose folders it may mean when it says what it serves: a name proves nothing, but servers read such folders again.
-    `beneath` is the full version that refitd's plugin has mapped, while deltas on it are served.
-    `is_removed`: it has not been named for `unreachable_for` seconds, and cannot be asked for a proof.
+    `named` are the versions whose folders it may mean when it says what it serves: servers read such folders again.
+    `beneath` is the full version that refitd's plugin has mapped, while deltas on it are served. `is_removed`: it has
+    not
+    been named for `unreachable_for` seconds, and cannot be asked for a proof.
     """
 
     id: str
@@ -147,7 +144,7 @@ class EngineView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
-    """One run as it looks now. `rolling_back` says that `target` was reached backwards and not by all engines yet.
+    """One run as it looks now. `rolling_back`: `target` was reached backwards and not by all engines yet.
 
     `loadable` is what engines go to while the target is a delta that waits for its copy. `is_closed`: it has ended.
     """
@@ -162,10 +159,8 @@ class RunView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Views:
-    """All that leases are made of. `validating` are the ids of versions whose files are being looked at just now,
-    `copying` those that a copy is being made from, `upstream` those that must be here since an upstream wants them or
-    what stands on them, `pushing` those whose files are read for an object store. `pulling` has pairs of a follower's
-    name and the id of a version that it pulls.
+    """All that leases are made of, versions by their ids. `upstream` must be here since an upstream wants them or what
+    stands on them. `pulling` has pairs of a follower's name and a version.
     """
 
     engines: tuple[EngineView, ...] = ()
@@ -184,7 +179,7 @@ class Views:
 def leases(views: Views, *, dead_after: float = DEAD_AFTER) -> dict[str, list[Lease]]:
     """Map the id of each version that is needed to the reasons.
 
-    An engine that was unreachable for `dead_after` seconds is dead: it pins nothing but what it may still be reading.
+    An engine that was unreachable for `dead_after` seconds pins nothing but what it may still be reading.
     """
     found: dict[str, list[Lease]] = {}
     for version, lease in _all(views, dead_after):

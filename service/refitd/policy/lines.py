@@ -1,6 +1,6 @@
 """The lines of a reclaim plan, from verdicts and outcomes to what the API says. Pure.
 
-`keep` gives every reason in sentences. `bytes_by_reason` gives each line one word for a graph: its strongest reason.
+`bytes_by_reason` gives each line one word for a graph: its strongest reason.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -45,7 +45,6 @@ def left_line(path: str, found: Holdings) -> Reclaimable:
 
 
 def incoming_line(found: Incoming) -> Reclaimable:
-    """The line of a folder that is being written, or was."""
     return Reclaimable(path=found.path, keep=not found.abandoned, reasons=[found.reason], bytes=found.bytes)
 
 

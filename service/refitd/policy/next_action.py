@@ -19,12 +19,12 @@ from refitd_client.contract.states import EngineState, VersionState
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Ask the engine what it serves."""
+    pass
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Let an engine with known contents generate."""
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +75,14 @@ class Goals:
     """What an engine could be brought to: the run's target, and for repairs the last good version.
 
     `wanted` is the target unless its files are lost, `loadable` is that unless it waits for a copy; `last_served` is
-    the last good version, though it may wait for a copy; `serving` is what the engine serves. `recorded` names those of
-    them whose fingerprint is on record for the engine's configuration. `offered` is a version that this engine can have
-    from its trainer's memory now, and the offer's file; `coming` the id of one that is still being checked, for those
-    that are to make it ready meanwhile. `ordered`: an upstream has ordered the target, and engines go there also from a
-    newer version, those whose turn it is.
+    the
+    last good version, though it may wait for a copy. `recorded` names those whose fingerprint is on record for the
+    engine's
+    configuration. `offered` is a version that this engine can have from its trainer's memory now; `coming` the id of
+    one
+    that is still being checked and is made ready meanwhile. `ordered`: an upstream has ordered the target, and engines
+    whose
+    turn it is go there also from a newer version.
     """
 
     target: VersionRecord | None = None
@@ -125,7 +128,8 @@ def next_action(engine: EngineRecord, goals: Goals, agenda: Agenda, now: float) 
 def _wanted(engine: EngineRecord, goals: Goals) -> VersionRecord | None:
     """What an engine with known contents is brought to, None where it stays: never back, but for a rollback, where an
     upstream orders it, or where what it serves was rejected when it was read again. Nor forward, where it is a host
-    that its own operator has paused.
+    that
+    its own operator has paused.
     """
     if goals.loadable is None or goals.target is None or engine.serving in {goals.target.id, goals.loadable.id}:
         return None
@@ -163,13 +167,15 @@ def repair_with(engine: EngineRecord, goals: Goals) -> VersionRecord | None:
     """What an engine with unknown contents is brought to.
 
     After a load that failed its contents count as proved only against a fingerprint on record, and records come only
-    from clean loads. So the target if it has one; else the last good version if that has one; else the target, which
-    makes the first record.
+    from
+    clean loads. So the target if it has one; else the last good version if that has one; else the target, which makes
+    the
+    first record.
 
-    Where no load has failed, and the service has only stopped in the middle of one, the load to the target is as good
-    as a clean one: it is held against what the engine held before. By way of the last good version the engine would
-    answer from an older step meanwhile. A version that has left unknown contents here before is no such target. That
-    the engine seems to be in another process than before is not enough: the load that failed may have run in that one.
+    Where no load has failed, and the service has only stopped in the middle of one, the load to the target is held
+    against
+    what the engine held before: by way of the last good version the engine would answer from an older step meanwhile. A
+    version that has left unknown contents here before is no such target.
     """
     if (
         goals.loadable is not None
@@ -213,11 +219,10 @@ FIRST_RETRY_SECONDS = 0.5
 
 LONGEST_SECONDS = 30.0
 
-LOOKS_A_SECOND = 100.0  # at engines that are not at rest, all together
-LONGEST_LOOK_SECONDS = 10.0
-
-LOOKS_AT_REST_A_SECOND = 40.0  # a look takes about 2 ms of a processor: all together less than a tenth of one
-LONGEST_AT_REST_SECONDS = 60.0  # a restarted engine serves its start-up model as long
+# Looks a second at all engines together, and the longest time between two looks at one engine.
+LOOKS_A_SECOND, LONGEST_LOOK_SECONDS = 100.0, 10.0
+# A look takes about 2 ms of a processor. A restarted engine serves its start-up model until it is looked at.
+LOOKS_AT_REST_A_SECOND, LONGEST_AT_REST_SECONDS = 40.0, 60.0
 
 
 def until_retry(failures: int, chance: random.Random) -> float:
@@ -231,43 +236,24 @@ def at_rest(engine: EngineRecord, target: str | None) -> bool:
     return engine.state is EngineState.IN_SYNC and is_there and not engine.debts.resume_owed
 
 
-def until_look(interval: float, engines: int, chance: random.Random, *, arrives: bool = False) -> float:
-    """Seconds until the next look at an engine that is not at rest.
+def until_look(interval: float, engines: int, chance: random.Random, *, rests: bool, arrives: bool = False) -> float:
+    """Seconds until the next look at an engine.
 
     Args:
         interval: seconds that the operator wants between two looks.
-        engines: that are not at rest.
-        chance: spreads looks where there are more engines than `LOOKS_A_SECOND` for each second of `interval`.
-        arrives: whether the engine was at rest until now.
+        engines: that are as this one: at rest, or not.
+        rests: whether the engine is at rest.
+        arrives: whether it was otherwise until now. Engines that change together, as in an update, are looked at one
+            after the other from then on.
     """
-    return _spread(interval, min(engines / LOOKS_A_SECOND, LONGEST_LOOK_SECONDS), chance, arrives=arrives)
-
-
-def until_look_at_rest(interval: float, engines: int, chance: random.Random, *, arrives: bool = False) -> float:
-    """Seconds until the next look at an engine that is at rest.
-
-    Args:
-        interval: seconds that the operator wants between two looks.
-        engines: that the service looks at.
-        chance: spreads looks where there are more engines than `LOOKS_AT_REST_A_SECOND` for each second of `interval`.
-        arrives: whether the engine has come to rest only now.
-    """
-    return _spread(interval, at_rest_interval(interval, engines), chance, arrives=arrives)
-
-
-def at_rest_interval(interval: float, engines: int) -> float:
-    """Seconds between two looks at an engine at rest, on average.
-
-    Args:
-        interval: that the operator wants.
-        engines: that the service looks at.
-    """
-    return max(interval, min(engines / LOOKS_AT_REST_A_SECOND, LONGEST_AT_REST_SECONDS))
-
-
-def _spread(interval: float, longer: float, chance: random.Random, *, arrives: bool) -> float:
-    """Engines that change together, as in an update, are looked at one after the other from then on."""
+    few = min(engines / LOOKS_A_SECOND, LONGEST_LOOK_SECONDS)
+    longer = at_rest_interval(interval, engines) if rests else few
     if longer <= interval:
         return interval
     drawn = chance.random()
     return interval + (longer - interval) * drawn if arrives else longer * (0.8 + 0.4 * drawn)
+
+
+def at_rest_interval(interval: float, engines: int) -> float:
+    """Seconds between two looks at an engine at rest, on average, of so many that the service looks at."""
+    return max(interval, min(engines / LOOKS_AT_REST_A_SECOND, LONGEST_AT_REST_SECONDS))

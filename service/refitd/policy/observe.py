@@ -1,8 +1,7 @@
 """What a probe or a refit shows about an engine. Pure: the record before and what was seen in, the record after out.
 
-Engines may give different fingerprints of one version. What the version's own files prove decides: the plugin holds an
-engine's tensors against them. Where nothing proves them, each engine is one witness, and none of them is believed
-because it was heard first:
+What the version's own files prove decides: the plugin holds an engine's tensors against them. Where nothing proves
+them, each engine is one witness, and none is believed because it was heard first:
 
 - What at least two engines give, and more than give anything else, is right. Engines that give something else are
   loaded again, held against that, and quarantined if they give it again.
@@ -92,8 +91,6 @@ REMEMBERED_STRIKES = 8  # versions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What an engine says of itself while it serves a version: the path as it sees it, and its label."""
-
     path: str
     label: str
 
@@ -112,9 +109,9 @@ def after_probe(
     """The record after a probe.
 
     Args:
-        expected: what belongs to `engine.serving`.
+        expected: the path and the label that belong to `engine.serving`.
         interval: seconds from one probe to the next.
-        twin: which other entry names the same server and is the one that loads it; None where there is none.
+        twin: which other entry names the same server and loads it.
         told: what a host proves that it serves; None where that is not known here.
     """
     if isinstance(seen, Unreached):
@@ -178,8 +175,8 @@ def _ordered_elsewhere(engine: EngineRecord, seen: Reached, target: str | None) 
 
 
 def _given_up(host: HostEngines | None) -> int:
-    """How many engines of a host load nothing more until they are restarted. While there are some the host refuses
-    versions that say nothing against them: what it has given up for their sake is tried again when there are none.
+    """How many engines of a host load nothing more until they are restarted. While there are some, the host refuses
+    versions that say nothing against them: those are tried again when there are none.
     """
     return 0 if host is None else host.states.get(EngineState.QUARANTINED, 0)
 
@@ -187,8 +184,7 @@ def _given_up(host: HostEngines | None) -> int:
 def _carried_out(engine: EngineRecord, seen: Reached) -> AttemptRecord | None:
     """The last order as carried out, where a host proves it and was silent, or did not obey it, before; else None.
 
-    The host is not ordered back then. It was brought there like one that has answered, and is mended there
-    (`refitd.policy.goals`) when an engine of it is restarted later.
+    The host is not ordered back then, and is mended there when an engine of it is restarted later.
     """
     last = engine.trouble.last_attempt
     if last is None or seen.serves is None or engine.serving == seen.serves:
@@ -234,15 +230,15 @@ def proved(
     *,
     again: bool = False,
 ) -> EngineRecord:
-    """The record of an engine whose load went well, after that was held against what is on record by now.
+    """The record of an engine whose load went well, held against what is on record by now.
 
     Its adapter has compared it with nothing where one other engine alone has given the record, or none had yet. Where
-    they differ, this one is loaded once more; where they differ again, they contradict each other.
+    they
+    differ, this one is loaded once more; where they differ again, they contradict each other.
 
     Args:
         recorded: the one that is on record; None where there is none.
-        given: by their ids, what engines gave for the version, this one among them; where it is not known, it is what
-            is recorded.
+        given: by their ids, what engines gave for the version, this one among them; None: what is recorded.
         again: whether this engine has given a fingerprint of this version before.
     """
     if recorded is None:
@@ -267,15 +263,14 @@ def _comparable(engine: EngineRecord, configuration: str | None) -> dict[str, st
 
 
 def _readable(engine: EngineRecord, told: Reached | Refit) -> tuple[str, ...]:
-    """The folders that its process may read again, as far as its adapter or the record knows of them."""
     before = engine.debts.may_read if told.may_read_more else ()
     return tuple(dict.fromkeys((*told.may_read, *before)))
 
 
 def _doubtful(before: EngineRecord, engine: EngineRecord, seen: Reached, *, moved: bool) -> EngineRecord:
-    """The record of an engine whose contents stay unknown. One that was given up is tried again when something has
-    happened to it: it was away or restarted, or it names another model than before. That it names its start-up model
-    proves nothing: a failed load changes no name.
+    """The record of an engine whose contents stay unknown. An engine that was given up is tried again when it was away
+    or
+    restarted, or names another model. That it names its start-up model proves nothing: a failed load changes no name.
     """
     restarted = seen.process.is_as(before.process) is False
     if engine.state is EngineState.QUARANTINED and not moved and not restarted:
@@ -289,7 +284,7 @@ def _doubtful(before: EngineRecord, engine: EngineRecord, seen: Reached, *, move
 
 
 def _process(known: Process, told: Process) -> Process:
-    """What is known of the process now: one that tells less for a moment is the one that told more."""
+    """What is known of the process now: a process that tells less for a moment is the one that told more."""
     if told.is_as(known) is False:
         return told
     return Process(seed=known.seed if told.seed is None else told.seed, started=told.started or known.started)

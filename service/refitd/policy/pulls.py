@@ -1,10 +1,10 @@
-"""Which versions a follower pulls from its upstream, and in which order. Pure: what is there and what is wanted.
+"""Which versions a follower pulls from its upstream, and in which order. Pure.
 
     first     what this host is to serve (`desired`), with the deltas and the full version beneath it that it lacks
     then      the newest good version of the run, likewise, so that it is there when its turn comes
 
-Versions in between are skipped. A delta is pulled as a delta: what it stands on goes first, and only as far down as
-this host lacks it. One that this host has rejected is not pulled again: its upstream may be wrong, or its own model.
+Versions in between are skipped. A delta goes after what it stands on, as far down as this host lacks it. A version that
+this host has rejected is not pulled again.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -40,8 +40,8 @@ class Offered(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PullPlan:
-    """`pull` are ids in the order in which to pull. `needs` are all that must stay on this host: what is wanted, and
-    what it stands on. `lacks` is why what is wanted cannot be had, in a sentence; None where it can.
+    """`pull` are ids in the order in which to pull. `needs` are all that must stay on this host. `lacks` is why
+    `desired` cannot be had, a sentence.
     """
 
     pull: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ def plan_pulls(
 
     Args:
         desired: the id of the version that this host is to serve; None where that was not said yet.
-        refused: ids of versions that could not be put here or be had; they are not tried now.
+        refused: ids of versions that are not tried now.
     """
     by_id = {version.id: version for version in offered}
     pull: dict[str, None] = {}
@@ -79,12 +79,11 @@ def plan_pulls(
 
 
 def as_told(known: VersionRecord, told: Offered) -> VersionRecord:
-    """A version with what its upstream says about it: whether it is pinned or barred, and what its notice allowed.
+    """A version with what its upstream says: whether it is pinned or barred, and what its notice allowed.
 
-    The watch may have found the folder first, and the version may have been rejected for what the notice allowed: it is
-    judged again. An upstream of an earlier release does not say what was allowed, and takes nothing back.
-    What this host has given up itself stays barred: else its engines would go there again at each look. Where the
-    upstream bars it as well, that is the upstream's.
+    A version that was rejected for what the notice allows is judged again. What this host has given up itself stays
+    barred,
+    else its engines would go there again at each look; where the upstream bars it as well, the bar is the upstream's.
     """
     before = known.announced
     may_lack = tuple(dict.fromkeys((*before.may_lack, *told.allow_missing)))
@@ -107,8 +106,7 @@ def all_as_told(
     """The records of versions of which the upstream says something else than before.
 
     Args:
-        offered: those that the upstream has.
-        barred: the ids of others that it has barred.
+        barred: the ids of versions that the upstream has barred and does not offer.
     """
     now = [as_told(known[told.id], told) for told in offered if told.id in known]
     now += [known[each].having(barred=True, given_up=None) for each in barred if each in known]
@@ -116,10 +114,7 @@ def all_as_told(
 
 
 def why_not_good(wanted: VersionRecord | None) -> str | None:
-    """Why what this host is to serve is here and cannot be served, in a sentence; None where nothing is known of that.
-
-    It may be what somebody else has put at the version's place, or this host's engines may have another model.
-    """
+    """Why a version that is here cannot be served, in a sentence; None where nothing is known of that."""
     stuck = {VersionState.SETTLING, VersionState.UNKNOWN, VersionState.REJECTED}
     if wanted is None or wanted.state not in stuck or wanted.reason is None:
         return None
@@ -132,7 +127,7 @@ def pull_fault(
     """Why a version cannot be had, in a sentence; None where it can, or where a pull was only cut short.
 
     Args:
-        failures: by the ids of versions, why they could not be put here or be had.
+        failures: by the ids of versions, why they could not be had.
     """
     chain, why = _chain(goal, {version.id: version for version in offered}, here)
     failed = next((each for each in chain if each in failures and not _holds(here, each)), None)
@@ -142,11 +137,11 @@ def pull_fault(
 def is_held_back(desired: str, before: str | None) -> bool:
     """Whether a host stays where it is while its upstream has paused the run: it goes back, but to nothing newer.
 
-    The ids tell, and not what the upstream lists at that moment: it may have lost either version's files.
+    The ids tell: the upstream may have lost either version's files.
 
     Args:
         desired: the id of the version that the upstream wants.
-        before: the id of the one that it wanted before, None where this host has heard of none yet.
+        before: the id that it wanted before, None where none was heard yet.
     """
     wanted, had = parse_version_id(desired), parse_version_id(before or "")
     return wanted is None or had is None or wanted[1] > had[1]

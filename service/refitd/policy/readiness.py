@@ -1,9 +1,9 @@
 """Whether the service knows yet which versions and engines there are, and what it says until then. Pure.
 
-Before the root was listed the service knows only what its journal says. What a lost journal knew of readers is gone
-with it: until the root was listed and every engine asked, any version may be the one that an engine serves, reads or
-would be brought back to, so nothing is collected. The first answer of an engine also proves that no load is under way
-that the lost journal knew of: a server answers how it was started from the loop that loads.
+What a lost journal knew of readers is gone with it: until the root was listed and every engine asked, any version may
+be
+the one that an engine serves, reads or would be brought back to, so nothing is collected. The first answer of an engine
+also proves that no load is under way: a server answers how it was started from the loop that loads.
 """
 
 from dataclasses import dataclass
@@ -52,25 +52,17 @@ def why_rebuilding(known: Store) -> str | None:
 
 
 def why_not_ready(known: Store) -> str | None:
-    """Why the service cannot say yet which versions there are; None where it can.
-
-    A journal that is lost also knew of versions that no listing finds: those that were announced with a path of their
-    own.
+    """Why the service cannot say yet which versions there are; None where it can. No listing finds the versions of a
+    lost journal that were announced with a path of their own.
     """
     return known.faults.root or why_rebuilding(known)
 
 
 def unknown(known: Store, kind: Slug, detail: str) -> ProblemError:
-    """The problem to raise for a version or a run that the service does not know.
-
-    Args:
-        kind: the problem where there is none.
-        detail: what to say then.
-    """
+    """The problem to raise for a version or a run that the service does not know. `detail` is said when it is ready."""
     why = why_not_ready(known)
     return ProblemError(kind, detail) if why is None else not_ready(why)
 
 
 def not_ready(why: str) -> ProblemError:
-    """The problem to raise while the service cannot know yet. Clients wait and ask again."""
     return ProblemError(Slug.NOT_READY, why, _ASK_AGAIN)

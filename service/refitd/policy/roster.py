@@ -2,8 +2,7 @@
 
 `reconcile` holds the engines that the store knows against those that a source names now. What is known of an engine
 (unknown contents, loads that may still read, a resume that is owed) belongs to its address and outlives restarts and
-edits of the engines file; `refitd.state.records.left_behind` says what is kept while no source names the address. An
-engine with another address, or with other servers that are updated together with it, is another engine.
+edits of the engines file. An engine with another address or other servers is another engine.
 
 An engine's run is set by its source and by moves. The last one holds:
 
@@ -12,18 +11,13 @@ An engine's run is set by its source and by moves. The last one holds:
     then the file says nothing of a run any more    B, if that was moved to: the file names no other run
     the engine is taken out of the file             the move is forgotten with the engine
 
-The operator's names also say which hosts may be called, and which engines get the default keys.
-
 An engine that the operator binds to a run follows that run. Any other follows the only run there is and stays with it:
 a second run in the same root takes no engines from the first. Closed runs do not count.
 
-When an engine is moved to another run:
-
-    it serves a version of its old run    it goes on serving that, and keeps it from deletion, until it has loaded one
-                                          of the new run
-    it loads one                          the load comes to its end; then it is brought to the new run's target
-    its contents are not known            it stays paused until it has loaded a version of the new run
-    the new run is paused                 it is brought to that run's last good version
+An engine that is moved goes on serving its old run's version, and keeps it from deletion, until it has loaded one of
+the
+new run. A load comes to its end first. An engine with unknown contents stays paused until then. If the new run is
+paused, the engine is brought to that run's last good version.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -64,7 +58,6 @@ def how_to_bring(engines: Sequence[EngineRecord], run: str, closed: Collection[s
     """How to bring some of these engines to a run, as a sentence without a full stop.
 
     Args:
-        engines: the engines that could come. Those that no open run would lose are named first.
         closed: the runs that are closed: engines of any other run are moved with --yes only.
     """
     if not engines:
@@ -101,7 +94,6 @@ def followed(engines: Iterable[EngineRecord], default: str | None, runs: Collect
 
 
 def why_unbound(runs: Collection[str]) -> str:
-    """Why an engine follows no run, and what to do."""
     if not runs:
         return "no run that is not closed has published a version yet"
     return (
@@ -139,15 +131,13 @@ def free_engines(engines: Iterable[EngineRecord], closed: Collection[str]) -> li
 
 @dataclass(frozen=True, slots=True)
 class NamedEngine:
-    """An engine as the operator names it, and where."""
-
     spec: EngineSpec
     source: Source
 
 
 @dataclass(frozen=True, slots=True)
 class Reconciled:
-    """What to drop (ids) and what to keep from now on: new records, changed ones and those that stay as they are."""
+    """What to drop (ids) and what to keep from now on."""
 
     drop: tuple[str, ...]
     keep: tuple[EngineRecord, ...]
@@ -196,10 +186,9 @@ class OperatorHosts:
 
 
 def guard_of(hosts: OperatorHosts, engines: Mapping[str, EngineRecord]) -> Callable[[str, Address | None], str | None]:
-    """Why an engine may not be called, by the settings and by what the engines file says at the time of the call.
+    """Why an engine may not be called, by the settings and by the engines file at the time of the call.
 
-    What `--engine` names is the operator's word. So is the engines file, unless there is an allow list: then it says
-    which hosts the file may name.
+    `--engine` and the engines file are the operator's word. An allow list says which hosts the file may name.
     """
     allowed = parse_allow_list(list(hosts.allow))
     settled = frozenset(host_of(url) for url in hosts.engines)
@@ -219,9 +208,11 @@ def guard_of(hosts: OperatorHosts, engines: Mapping[str, EngineRecord]) -> Calla
 def named_by_operator(hosts: OperatorHosts, engines: Mapping[str, EngineRecord]) -> Callable[[str], bool]:
     """Return whether the operator named the engine with a URL, by what the engines file says at the time of the call.
 
-    `--engine` and the engines file name engines. A place of `--discover` does where an allow list says on which hosts
-    engines are; without one any process on loopback could be discovered. A POST to the API names none: its sender could
-    register a server of his own, to be sent the key of the others.
+    A discovered engine counts as named only where an allow list says on which hosts engines are: without one any
+    process on
+    loopback could be discovered. A POST to the API names none: its sender could register a server of his own, to be
+    sent the
+    key of the others.
     """
     settled = frozenset(hosts.engines)
     sources = {Source.FILE}

@@ -31,8 +31,6 @@ class SlotRules:
 
 @dataclass(frozen=True, slots=True)
 class SlotVerdict:
-    """What happens to a slot, and why."""
-
     slot: Slot
     keep: bool
     reason: str
@@ -51,7 +49,6 @@ def spare(
 
     Args:
         newest: the layout of each run's newest version.
-        rules: how many stay, and for how long.
         used: the bytes of the disk budget that all else takes.
         ages: the seconds for which a slot, by its path, is known to wait.
     """
@@ -76,7 +73,8 @@ def why_not(record: VersionRecord, views: Views) -> str | None:
     """Why a version's files must not be written again, though the version may be deleted. None if they may.
 
     A reader that has a deleted file open reads on undisturbed; one that has a recycled file open reads another version.
-    So an engine that cannot be reached, and counts as dead for a deletion after a while, never counts as dead here.
+    So an
+    engine that cannot be reached never counts as dead here.
     """
     if not record.files.owned or record.kind is not Kind.FULL:
         return "its files were not written by refitd as a full version"
@@ -115,13 +113,7 @@ def _free(slot: Slot) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReclaimRules:
-    """What is kept, what of the rest becomes a slot, and when it goes.
-
-    Attributes:
-        interval: seconds between two sweeps when nothing changes.
-        keep: which versions stay.
-        slots: what is recycled.
-    """
+    """What is kept, what of the rest becomes a slot, and the seconds between two sweeps when nothing changes."""
 
     interval: float
     keep: KeepRules

@@ -7,10 +7,9 @@
               good one, which the others have never left.
 
 An engine that may not go yet stays on, or is brought to, the last good version, so that the fleet serves no mix of
-versions that was not ordered. An engine that cannot be reached takes no place, so a dead engine holds up no other.
-Neither does one that another writer loads weights into: while it is left alone the others do not wait for it. Nor a
-host that its own operator has paused (it `waits`): others go first, another one is the canary unless that one was
-named, and a newer version does not wait until it is resumed.
+versions that was not ordered. An engine that cannot be reached takes no place, nor one that another writer loads. A
+host
+that its own operator has paused (it `waits`) holds up no others, and is the canary only where it was named.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -27,8 +26,6 @@ CANARY_STRIKES = 2
 
 
 class StrategyName(StrEnum):
-    """How a version goes to the engines of its run."""
-
     ALL = "all"
     ROLLING = "rolling"
     CANARY = "canary"

@@ -1,8 +1,4 @@
-"""Whether a version is served, how a wait for it stands, and whether requests may go to an engine. Pure.
-
-Routers, readiness probes and trainers that want a version ask whether requests may go to an engine. The answer is as
-fresh as the service's knowledge of the engine: its last load, and its last probe.
-"""
+"""Whether a version is served, how a wait for it stands, and whether requests may go to an engine. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -39,10 +35,14 @@ def outcome_of(
 ) -> WaitOutcome:
     """How a wait for `version` stands, given the run's target. `wait_for` is SERVED, SEALED or TAKEN.
 
-    `proven` says whether the engines serve the target now: what was served once and is rolled back to is on its way.
-    What was served once stays served while its files are there and engines go on to newer versions; of one whose files
-    are gone that is only said while it is the target and proven: its step may have been published again, elsewhere.
-    `refused`: it is a delta that cannot be carried out. `offered`: an engine may yet take it from its trainer's memory.
+    What was served once stays served while its files are there and engines go on to newer versions. Of a version whose
+    files
+    are gone that is only said while it is the target: its step may have been published again, elsewhere.
+
+    Args:
+        proven: whether engines serve the target now; what is rolled back to is on its way.
+        refused: it is a delta that cannot be carried out.
+        offered: an engine may yet take it from its trainer's memory.
     """
     if wait_for is WaitOutcome.TAKEN:
         return WaitOutcome.PENDING if offered else WaitOutcome.TAKEN
@@ -68,7 +68,6 @@ def outcome_of(
 
 
 def _holds(version: VersionRecord, target: VersionRecord | None, wait_for: WaitOutcome, *, proven: bool) -> bool:
-    """Whether what was served once still is what is waited for."""
     if wait_for is WaitOutcome.SEALED:
         return not version.handed or version.digest is not None
     if target is not None and target.id == version.id:
@@ -98,7 +97,7 @@ class Demand:
     """What an engine has to serve so that requests may go to it.
 
     Attributes:
-        run: the run; None for the one that the engine follows.
+        run: the run; None for the engine's own.
         max_behind: how many of the trainer's steps the engine may be behind its run's target; None for any number.
         step: the step that it has to serve; None for any.
         or_later: whether a later step will do as well.
@@ -113,12 +112,11 @@ class Demand:
 def shut(
     engine: EngineRecord, serving: VersionRecord | None, target: VersionRecord | None, demand: Demand
 ) -> str | None:
-    """Decide why no requests may go to an engine, as a sentence without its subject; None where they may."""
+    """Why no requests may go to an engine, as a sentence without its subject; None where they may."""
     return _out_of_service(engine) or _other(engine, serving, target, demand) or _PASSING.get(engine.state)
 
 
 def _out_of_service(engine: EngineRecord) -> str | None:
-    """Why it takes no requests, or nothing is known of its answers."""
     if (word := _OUT.get(engine.state)) is not None:
         return f"{word}: {engine.reason}" if engine.reason else word
     if not engine.known:
@@ -133,7 +131,6 @@ def _out_of_service(engine: EngineRecord) -> str | None:
 def _other(
     engine: EngineRecord, serving: VersionRecord | None, target: VersionRecord | None, demand: Demand
 ) -> str | None:
-    """Why what it serves is not what is demanded."""
     parsed = parse_version_id(engine.serving or "")
     if parsed is None:
         return "serves no version yet"

@@ -1,5 +1,4 @@
-"""What a host that follows has to say of its upstream: since when that is silent, what is waited for, and what is
-decided there alone. Pure.
+"""What a host that follows has to say of its upstream, and what is decided there alone. Pure.
 
 The upstream decides where engines go, which versions are barred and pinned, and when the run ends: what an operator did
 about that on this host would be undone at the next look. What he does to this host's own updates and engines stays.
@@ -15,7 +14,6 @@ from refitd_client.contract.states import VersionState
 
 
 def whom_it_follows(word: UpstreamWord | None) -> str | None:
-    """Say whom this host follows, and by what name; None where it follows nobody."""
     if word is None:
         return None
     return f"This host follows {word.name}" + ("." if is_bucket_url(word.name) else f" as {word.host}.")
@@ -59,7 +57,6 @@ def waits_for(
 
 
 def hosts_before(ahead: int) -> str:
-    """Say how many hosts pull before one that waits for its turn."""
     if not ahead:
         return "it asks for its turn"
     return "1 host pulls before this one" if ahead == 1 else f"{ahead} hosts pull before this one"
@@ -107,22 +104,12 @@ def _why_not_yet(word: UpstreamWord) -> str:
 
 
 def owned_by(upstreams: Collection[str], do: str) -> str:
-    """Say whom this host leaves something to, and what to do instead.
-
-    Args:
-        upstreams: what sentences call those that it follows.
-        do: what to do and where, as a request.
-    """
+    """Say whom this host leaves something to, and what to do instead."""
     return f"this service follows {', '.join(upstreams)}: {do}"
 
 
 def decided_by(upstream: str, do: str) -> str:
-    """Say that an upstream decides something, and to do it there. In an object store nothing can be done.
-
-    Args:
-        upstream: what sentences call the one that is followed now.
-        do: what to do, as a request.
-    """
+    """Say that an upstream decides something, and to do it there. In an object store nothing can be done."""
     where = "at the service that pushes into it (refitd serve --push)" if is_bucket_url(upstream) else "there"
     return owned_by([upstream], f"{do} {where}")
 
@@ -146,6 +133,6 @@ def decides_end(word: UpstreamWord | None, run: str) -> bool:
 
 
 def decides_pin(word: UpstreamWord | None, version: VersionRecord) -> bool:
-    """Whether the upstream decides whether a version is pinned. One that it has no more is this host's own."""
+    """Whether the upstream decides whether a version is pinned. A version that it has no more is this host's own."""
     listed = None if word is None else word.listed
     return decides_run(word, version.run) and (listed is None or version.id in listed)

@@ -54,7 +54,6 @@ class Books:
         return list(self._store.versions.values())
 
     def gone(self) -> Collection[str]:
-        """The ids of the DELETED versions."""
         return self._store.gone
 
     def views(self) -> Views:
@@ -129,9 +128,8 @@ class Books:
     async def listing(self) -> Listing | ListingFailed | Withheld:
         """Scan the root, and add the versions whose folders have names of their own.
 
-        Withheld while nothing may be deleted, whatever lies in the root.
-
-        A listing without a folder that is there has failed, whatever it says: nothing else it says can be believed.
+        Withheld while nothing may be deleted, whatever lies in the root. A listing without a folder that is there has
+        failed.
         """
         if (missing := self.rebuilding()) is not None:
             return Withheld(f"the journal was lost and is being rebuilt: {missing}")
@@ -165,10 +163,6 @@ class Books:
         """Make a version DELETED: its folder is gone from its place."""
         self._store.put_version(replace(record, state=VersionState.DELETED), "deleted")
 
-    def sized(self, version: str, size: int) -> None:
-        """Remember how many bytes the folder of a version takes that was not found good."""
-        self._store.put_version(self._store.versions[version].having(bytes=size))
-
     def aged(self, version: str, seconds: float) -> None:
         """Remember for how many seconds a version has been evidence."""
         self._store.put_version(self._store.versions[version].having(bad_for=seconds))
@@ -183,9 +177,5 @@ class Books:
             self._store.say("root", "root", "all that is kept fits the disk budget again")
 
     async def durable(self) -> None:
-        """Wait until all that was written is on disk.
-
-        Raises:
-            JournalError: it cannot be written just now.
-        """
+        """Wait until all that was written is on disk. Raises JournalError."""
         await self._store.durable()

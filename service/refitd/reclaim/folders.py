@@ -114,10 +114,9 @@ AnswerT = TypeVar("AnswerT")
 class DiskFolders:
     """The folders under the root, by paths relative to it. All methods raise OSError.
 
-    Everything happens in threads, one handle on the root for each.
-
-    A call that only reads is given up after a while. One that deletes is not, so that no new decision is made while it
-    may still happen.
+    Everything happens in threads, one handle on the root for each. A call that only reads is given up after a while.
+    One
+    that deletes is not, so that no new decision is made while it may still happen.
     """
 
     def __init__(self, root: Path, threads: RootThreads | None = None) -> None:
@@ -130,7 +129,6 @@ class DiskFolders:
         return await self._look(f"looking at {path}", lambda root: look_at(root, path, self._known.get(path)))
 
     async def weigh(self, paths: Sequence[str]) -> dict[str, Holdings | Gone | Refused]:
-        """The same of many folders."""
         known = self._known
 
         def all_in(root: int) -> dict[str, Holdings | Gone | Refused]:
@@ -156,45 +154,36 @@ class DiskFolders:
         await self._deleting("deleting manifests", lambda root: forget_manifests(root, paths))
 
     async def free(self) -> int:
-        """The bytes that are free on the root's file system."""
         return await self._look("looking how much is free", lambda root: shutil.disk_usage(root).free)
 
     async def is_published(self, run: str) -> bool:
-        """Whether a publisher that is alive holds a run."""
         return await self._look(f"looking at run {run}", lambda root: incoming.is_published(root, run))
 
     async def survey(self, runs: Sequence[str]) -> list[incoming.Incoming]:
-        """All folders in which a version of one of the runs is being written, or was."""
         return await self._look(
             "listing what is being written", lambda root: incoming.survey(root, runs), LISTING_SECONDS
         )
 
     async def discard_abandoned(self, path: str) -> Discarded | Gone | Refused:
-        """Look once more, and move such a folder into the trash."""
         return await self._deleting(f"moving {path} away", lambda root: incoming.discard_abandoned(root, path))
 
     async def hand_back(self, discarded: Discarded, run: str) -> Slot | Refused:
-        """Make a slot of a version that was just discarded."""
         return await self._deleting("handing a slot back", lambda root: slots.hand_back(root, discarded, run))
 
     async def slots(self) -> list[Slot]:
         return await self._look("listing the slots", slots.survey)
 
     async def withdraw(self, slot: Slot) -> Discarded | Gone | Refused:
-        """Move a slot into the trash."""
         return await self._deleting("moving a slot away", lambda root: slots.withdraw(root, slot))
 
     async def layout(self, path: str) -> str | None:
-        """The layout of a version, None where its files cannot be a slot's."""
         return await self._look(f"looking at {path}", lambda root: slots.layout_at(root, path))
 
     async def empty(self) -> Emptied:
-        """Delete what lies in the trash."""
         stop = threading.Event()
         return await self._deleting("emptying the trash", lambda root: trash.empty(root, stop.is_set), stop)
 
     async def trash_room(self) -> tuple[int, int]:
-        """The bytes in the trash that are going to be deleted, and those that are not."""
         return await self._look("looking into the trash", trash.room)
 
     async def _look(self, what: str, work: Callable[[int], AnswerT], within: float = LOOK_TIMEOUT_SECONDS) -> AnswerT:

@@ -2,10 +2,10 @@
 
 A living publisher holds a lock on `.lock` in its folder, and the kernel releases it when the process dies. So a folder
 is abandoned when its lock can be taken. Where another host may hold that (on a network file system, unless the lock's
-holder ran under this very kernel), the folder must be old as well; where there is no lock, or the file system has none,
-very old. So must what a pull of this service has left, which goes on with it. Age is measured by the file system's own
-clock: the time that it gives to a file touched now, less the newest time in the folder. The wall clock of this machine
-may be a day off; both of these come from one clock.
+holder ran under this very kernel), the folder must be old as well; where there is no lock, very old. So must what a
+pull
+of this service has left, which goes on with it. Age is measured by the file system's own clock: the wall clock of this
+machine may be a day off.
 
 A look takes the lock for a moment. Publishers wait for that (`LOCK_PATIENCE`), and one whose folder was taken away
 right before it had the lock makes another.
@@ -43,21 +43,13 @@ class _Content:
 
 
 def survey(root: int, runs: Sequence[str]) -> list[Incoming]:
-    """All incoming folders of the runs and whether each is abandoned. Writes nothing but its own folder's time.
-
-    Raises:
-        OSError: the service's own folder in the root cannot be written.
-    """
+    """All incoming folders of the runs and whether each is abandoned. Writes nothing but its own folder's time."""
     now = _now(root)
     return [found for run in sorted(runs) for found in _of_run(root, run, now)]
 
 
 def is_published(root: int, run: str) -> bool:
-    """Whether a publisher that is alive holds a run.
-
-    Raises:
-        OSError: that cannot be seen.
-    """
+    """Whether a publisher that is alive holds a run. Raises OSError."""
     try:
         with below(root, parts_below(run) or ("",)) as folder, _locked(folder, LOCK_NAME) as lock:
             return lock is LockState.HELD
@@ -66,11 +58,7 @@ def is_published(root: int, run: str) -> bool:
 
 
 def discard_abandoned(root: int, path: str) -> Discarded | Gone | Refused:
-    """Look once more, and move the folder into the trash while holding its lock, so that no publisher takes it up.
-
-    Raises:
-        OSError: the service's own folder in the root cannot be written.
-    """
+    """Look once more, and move the folder into the trash while holding its lock, so that no publisher takes it up."""
     now = _now(root)
     parts = parts_below(path)
     is_kept = _pulls(root, path.rpartition("/")[0])

@@ -52,11 +52,7 @@ class _NoSlotError(Exception):
 
 
 def hand_back(root: int, discarded: Discarded, run: str) -> Slot | Refused:
-    """Make a slot of a version that was just discarded. Blocks for a few disk syncs.
-
-    Args:
-        discarded: where the version lies in the trash.
-    """
+    """Make a slot of a version that was just discarded. Blocks for a few disk syncs."""
     *box_parts, name = discarded.where.split("/")
     try:
         with below(root, (SERVICE_FOLDER, TRASH, *box_parts)) as box, opened(name, box) as folder:

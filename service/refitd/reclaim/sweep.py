@@ -117,11 +117,7 @@ class Sweeper:
         self._turn = asyncio.Lock()
 
     async def plan(self) -> ReclaimPlan:
-        """Say what a sweep would delete and keep, and why. Deletes nothing.
-
-        Raises:
-            OSError: the root cannot be read.
-        """
+        """Say what a sweep would delete and keep, and why. Deletes nothing. Raises OSError."""
         listing = await self._books.listing()
         seen = await self._observe(listing)
         if not self._turn.locked():  # a sweep that runs goes by what it has seen itself
@@ -145,7 +141,7 @@ class Sweeper:
 
         Raises:
             OSError: the root cannot be read.
-            Exception: what `Books.durable` raises; nothing is deleted before it is written down.
+            JournalError: nothing is deleted before it is written down.
         """
         async with self._turn:
             listing = await self._books.listing()
@@ -153,7 +149,7 @@ class Sweeper:
                 emptied = await self._folders.empty()
                 self._stuck = (await self._folders.trash_room())[0] if emptied.left else 0
             self._seen = seen = await self._observe(listing)
-            self._write_sizes_and_ages()
+            self._write_ages()
             lines = [await self._settle_incoming(each) for each in seen.incoming]  # before anything that a run needs
             planned = {verdict.record.id: verdict for verdict in self._verdicts(listing, seen)}
             turns = before_their_bases([verdict.record for verdict in planned.values()])
@@ -179,11 +175,7 @@ class Sweeper:
             return done
 
     async def why_not_deleted(self, run: str) -> str | None:
-        """Why a run may not be deleted now, and what to do; None if it may.
-
-        Raises:
-            OSError: the root cannot be read.
-        """
+        """Why a run may not be deleted now, and what to do; None if it may. Raises OSError."""
         is_published = await self._folders.is_published(run)
         versions = [version for version in self._books.versions() if version.run == run]
         own = [v.path for v in versions if self._rules.spares(v) and v.state is not VersionState.LOST]
@@ -213,17 +205,13 @@ class Sweeper:
         there = ((path, found.get(path)) for path in left)
         return _Seen(weights, incoming, [(path, each) for path, each in there if isinstance(each, Holdings)])
 
-    def _write_sizes_and_ages(self) -> None:
-        """Write down sizes and ages, so that a service that restarts goes on from there. The age of a version that
-        becomes evidence for a second time begins at 0.
+    def _write_ages(self) -> None:
+        """Write down ages, so that a service that restarts goes on from there. The age of a version that becomes
+        evidence for a second time begins at 0.
         """
         versions = self._books.versions()
         ages = self._ages(versions)
         for version in versions:
-            size = self._seen.weight(version).bytes
-            is_sized_here = version.state in {VersionState.REJECTED, VersionState.UNKNOWN}
-            if is_sized_here and size is not None and size != version.files.bytes:
-                self._books.sized(version.id, size)
             age = ages.get(version.id, 0.0)
             if age - version.verdict.bad_for >= AGE_STEP or age < version.verdict.bad_for:
                 self._books.aged(version.id, age)
@@ -376,12 +364,13 @@ _NUMBERS = re.compile(r"\d+")
 
 
 class Recycler:
-    """Belongs to one sweeper, which calls it in its turn."""
+    """Belongs to one sweeper, which calls it in its turn. `used` are the bytes of the disk budget that all but slots
+    take.
+    """
 
     def __init__(
         self, folders: DiskFolders, books: Books, clock: Clock, rules: SlotRules, used: Callable[[], int]
     ) -> None:
-        """Do nothing yet. `used` returns how many bytes of the disk budget everything but slots takes."""
         self._folders = folders
         self._books = books
         self._clock = clock
@@ -407,7 +396,6 @@ class Recycler:
         return f"its files are not recycled: {refusal}"
 
     async def plan(self) -> list[SlotVerdict]:
-        """What is to become of the slots that there are."""
         slots = await self._folders.slots()
         if not slots:
             self._since.clear()

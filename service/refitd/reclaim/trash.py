@@ -51,10 +51,8 @@ _MAX_DEPTH = 16
 
 
 def entries_of(folder: int) -> dict[str, FolderEntry]:
-    """Everything at the top of an open folder, hidden names too; links as links.
-
-    Raises:
-        OSError: it cannot be listed, or has more than 100,000 names.
+    """Everything at the top of an open folder, hidden names too; links as links. Raises OSError, also above
+    `MAX_NAMES`.
     """
     found: dict[str, FolderEntry] = {}
     with os.scandir(folder) as listing:
@@ -69,14 +67,12 @@ def entries_of(folder: int) -> dict[str, FolderEntry]:
 
 
 def stamp_of(status: os.stat_result) -> str:
-    """What one file or folder looks like."""
     facts = (status.st_ino, stat.S_IFMT(status.st_mode))
     changing = (status.st_size, status.st_mtime_ns) if not stat.S_ISDIR(status.st_mode) else ()
     return xxhash.xxh3_64_hexdigest(repr(facts + changing).encode())
 
 
 def seal_of(entries: Mapping[str, FolderEntry]) -> str:
-    """What a folder looks like, from all that lies at its top."""
     hasher = xxhash.xxh3_64()
     for name, entry in sorted(entries.items()):
         hasher.update(f"{name}\0{entry.stamp}\n".encode(errors="surrogateescape"))
@@ -92,9 +88,7 @@ def room_within(parent: int, name: str, left: list[int], depth: int = _MAX_DEPTH
     """The bytes that the files in a folder take. What cannot be read counts as nothing.
 
     Args:
-        parent: a handle on the folder around it.
         left: how many more names are counted; shared by the calls of one look.
-        depth: how many folders deep it goes.
     """
     total = 0
     with suppress(OSError), opened(name, parent) as folder, os.scandir(folder) as listing:
@@ -137,7 +131,7 @@ def discard(root: int, path: str, expected: Identity, seal: str | None = None) -
 
     Args:
         expected: which folder was examined.
-        seal: what lay at its top then (`reclaim/trash.py`); None where that does not matter.
+        seal: what lay at its top then; None where that does not matter.
     """
     parts = parts_below(path)
     if parts is None:
@@ -159,7 +153,7 @@ def discard_files(root: int, path: str, expected: Identity, files: Mapping[str, 
 
     Args:
         expected: which folder was examined.
-        files: the names of the files and their stamps (`reclaim/trash.py`), in the order in which they go.
+        files: the names of the files and their stamps, in the order in which they go.
     """
     try:
         with below(root, parts_below(path) or ("",)) as folder, _opened_trash(root) as trash:
@@ -208,21 +202,13 @@ def empty(root: int, stopped: Callable[[], bool] = lambda: False) -> Emptied:
 
 
 def empty_one(root: int, name: str) -> None:
-    """Delete what `condemn` has moved into the trash, and nothing else: a slot may be in the making there.
-
-    What cannot be deleted is left to `empty`.
-    """
+    """Delete what `condemn` has moved into the trash, and nothing else: a slot may be in the making there."""
     with suppress(OSError), below(root, (SERVICE_FOLDER, TRASH)) as trash:
         _empty_one(trash, name, lambda: False)
 
 
 def condemn(root: int, parent: int, name: str) -> str:
-    """Move an entry of one of the service's own folders into the trash, of whatever kind; return its name there.
-
-    Raises:
-        FileNotFoundError: it is gone.
-        OSError: it cannot be moved.
-    """
+    """Move an entry of one of the service's own folders into the trash, of whatever kind; return its name there."""
     with _opened_trash(root) as trash:
         unique = uuid4().hex
         os.rename(name, unique, src_dir_fd=parent, dst_dir_fd=trash)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from refitd.engine.fingerprints import agree, means_of, proof_by
 from refitd.policy.contest import forgiven
-from refitd.policy.next_action import Agenda, at_rest, until_look, until_look_at_rest, until_retry
+from refitd.policy.next_action import Agenda, at_rest, until_look, until_retry
 from refitd.policy.observe import after_word, agreed, believed, judged, proved, standing
 from refitd.state.journal.journal import JournalError
 from refitd.state.records import EngineRecord
@@ -74,9 +74,9 @@ class EngineEntry:
             interval: that the operator wants between two looks.
             arrives: whether it comes to rest, or leaves it, only now.
         """
-        if self._is_at_rest:
-            return until_look_at_rest(interval, len(self.store.engines), self._chance, arrives=arrives)
-        return until_look(interval, self.targets.restless(), self._chance, arrives=arrives)
+        rests = self._is_at_rest
+        alike = len(self.store.engines) if rests else self.targets.restless()
+        return until_look(interval, alike, self._chance, rests=rests, arrives=arrives)
 
     @property
     def _is_at_rest(self) -> bool:

@@ -35,7 +35,6 @@ class Step:
     arguments: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def __str__(self) -> str:
-        """As Python that takes the step again."""
         said = ", ".join(f"{name}={_said(value)}" for name, value in self.arguments.items())
         return f"story.{self.name}({said})"
 
@@ -56,7 +55,6 @@ class Case:
     store: bool = False
 
     def __str__(self) -> str:
-        """As Python that takes the steps again."""
         arguments = f"{self.seed}, strategy={_said(self.strategy)}, vllm={self.vllm!r}"
         if self.plugged:
             arguments += ", plugged=True"
@@ -70,7 +68,6 @@ class Case:
 
     @property
     def of(self) -> tuple[type[World], type[Story]]:
-        """Of which kind its world is, and what may happen there."""
         if not self.followers:
             return World, Story
         if self.store:
@@ -95,14 +92,12 @@ def drawn(seed: int) -> Case:
 
 
 def drawn_of_hosts(seed: int) -> Case:
-    """The same of several hosts, which their hub leads or does not."""
     led, chance = random.Random(~seed).random() < LED, random.Random(seed)
     case = _drawn(chance, LED_RULES if led else FORGETTING_RULES)
     return replace(case, followers=chance.randint(1, MOST_FOLLOWERS), led=led)
 
 
 def drawn_of_stores(seed: int) -> Case:
-    """The same of hosts that follow an object store."""
     chance = random.Random(seed)
     return replace(_drawn(chance, STORE_RULES), followers=chance.randint(1, MOST_FOLLOWERS), store=True)
 

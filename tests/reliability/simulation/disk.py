@@ -132,7 +132,6 @@ def digest_in_blocks(data: bytes) -> str:
 
 
 def blocks_of(data: bytes, size: int = SIM_BLOCK) -> list[bytes]:
-    """The digests of a file's blocks."""
     return [digest_of_pieces([data[start : start + size]]) for start in range(0, max(len(data), 1), size)]
 
 
@@ -213,7 +212,6 @@ class SimDisk:
         self._inodes = itertools.count(1)
 
     def put(self, path: str, make: Make, content: int, *, foreign: bool = False) -> SimFolder:
-        """A folder comes into its place by one rename."""
         folder = SimFolder(next(self._inodes), make, content, foreign=foreign)
         self.folders[path] = folder
         return folder
@@ -229,25 +227,20 @@ class SimDisk:
         return None
 
     def inode(self) -> int:
-        """A number for a new folder."""
         return next(self._inodes)
 
     def any(self, path: str) -> SimFolder | None:
-        """What a server finds at a path: a version, or a copy."""
         return self.folders.get(path) or self.copies.get(path.rpartition("/")[2])
 
     def rewrite(self, path: str, make: Make, content: int) -> None:
-        """The same path, other bytes."""
         folder = self.folders[path]
         folder.make, folder.content, folder.writes = make, content, folder.writes + 1
 
     def remove(self, path: str) -> None:
-        """A trainer deletes what it wrote. A backup has it."""
         if (folder := self.folders.pop(path, None)) is not None:
             self.backup[path] = folder
 
     def restore(self, path: str) -> None:
-        """The files are put back byte for byte, under other inodes."""
         folder = self.folders.get(path) or self.backup[path]
         self.folders[path] = replace(folder, inode=next(self._inodes))
 
@@ -263,7 +256,6 @@ class SimDisk:
             self.trash.clear()
 
     def copied(self) -> dict[str, SimFolder]:
-        """The runs in the root, as a backup has them."""
         return {path: replace(folder) for path, folder in self.folders.items()}
 
     def put_back(self, copied: Mapping[str, SimFolder]) -> None:
@@ -273,7 +265,6 @@ class SimDisk:
             self.folders[path] = replace(folder, inode=next(self._inodes))
 
     def digest(self, path: str) -> str | None:
-        """The manifest's, as its publisher knows it."""
         manifest = seen_at(path, self.folders[path]).structure.manifest
         return None if manifest is None else manifest.digest
 
@@ -288,7 +279,6 @@ class SimDisk:
         return self.folders[path]
 
     def listing(self) -> Listing | ListingFailed:
-        """What a scan finds."""
         if self.fault is not None or self.hidden:
             return ListingFailed(f"the root cannot be listed: {self.fault}")
         found: list[FoundFolder] = []
@@ -301,7 +291,6 @@ class SimDisk:
 
 
 def signature_of(folder: SimFolder) -> str:
-    """Inode and time of the last change, as the real one."""
     return f"sim:{folder.inode}:{folder.writes}"
 
 
@@ -311,7 +300,6 @@ def _order(path: str) -> Order:
 
 
 def seen_at(path: str, folder: SimFolder) -> _Template:
-    """What the product's own eyes would see there."""
     template = templates()[1][folder.make]
     manifest, contents = template.structure.manifest, template.evidence.contents
     if manifest is not None:

@@ -168,12 +168,10 @@ class ForgettingHubPromises(HubPromises):
     _world: ForgettingHosts
 
     def holds(self, server: SimServer) -> None:
-        """An engine of a host holds something."""
         self._held.update(server.tensors)
 
     @property
     def notices(self) -> frozenset[str]:
-        """The versions whose notices were answered 2xx."""
         return frozenset(self._noticed)
 
     def is_another(self, notices: frozenset[str]) -> None:

@@ -17,18 +17,13 @@ class ForgettingStory(HostStory):
 
     @may(FORGETTING_RULES, steps=one_of(range(4)), seconds=one_of([0.0, 2.0, 20.0]))
     def hub_is_copied_and_goes_on(self, steps: int, seconds: float) -> None:
-        """So that a backup is older than what hosts serve."""
         self.do(lambda world: world.back_up())
         for _ in range(steps):
-            self._publish(delta=False)
-            self.do(lambda world: world.wait(seconds))
+            self._publish(delta=False, then=seconds)
 
     @may(FORGETTING_RULES, emptied=one_of([False, True]), trainer=TRAINER, seconds=SECONDS, delta=DELTA)
     def hub_loses_its_disk(self, emptied: bool, trainer: str, seconds: float, delta: bool) -> None:
-        """It is restored from a backup, or empty, while its hosts go on."""
-        self.do(lambda world: world.lose_disk(emptied=emptied, begins=trainer == "begins first"))
-        self.do(lambda world: world.wait(seconds))
+        self.do(lambda world: world.lose_disk(emptied=emptied, begins=trainer == "begins first"), then=seconds)
         if trainer == "begins then":
             self.do(lambda world: world.begin_training_again())
-        self._publish(delta=delta)
-        self.do(lambda world: world.wait(seconds))
+        self._publish(delta=delta, then=seconds)

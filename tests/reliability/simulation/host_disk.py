@@ -46,7 +46,6 @@ class Published:
         self._known: dict[tuple[str, str], tuple[SimFolder, bytes]] = {}
 
     def note(self, path: str, manifest: Manifest, folder: SimFolder) -> None:
-        """A version has come into its place at the hub."""
         self._known[path, manifest.digest] = replace(folder), manifest.to_json()
 
     def at(self, path: str, digest: str) -> tuple[SimFolder, bytes] | None:
@@ -102,7 +101,6 @@ class HostDisk(SimDisk):
         return old
 
     def everything(self) -> dict[str, bytes]:
-        """The files of the root, by their paths in it."""
         files = (path for path in sorted(self.root.rglob("*")) if path.is_file())
         return {str(path.relative_to(self.root)): path.read_bytes() for path in files}
 
@@ -124,31 +122,26 @@ class HostDisk(SimDisk):
         return sorted((self.root / RUN).glob(f"{INCOMING_PREFIX}*"))
 
     def left_behind(self) -> list[str]:
-        """What is no version and nobody's slot."""
         trash = self.root / SERVICE_FOLDER / TRASH
         discarded = sorted(trash.iterdir()) if trash.is_dir() else []
         return [str(path.relative_to(self.root)) for path in (*self.being_written(), *discarded)]
 
     def being_pulled(self) -> set[str]:
-        """The folders that the journals of unfinished pulls name."""
         journals = (self.root / SERVICE_FOLDER / PULLS / run_slots(RUN)).glob("v*")
         lines = (line for journal in journals for line in journal.read_text().splitlines())
         return {f"{RUN}/{json.loads(line)['folder']}" for line in lines if line.startswith("{")}
 
     def at(self, path: str) -> SimFolder:
-        """See `SimDisk`."""
         if (fault := self.guard()) is not None:
             raise OSError(errno.ENODEV, fault)
         self._look()
         return super().at(path)
 
     def any(self, path: str) -> SimFolder | None:
-        """See `SimDisk`."""
         self._look()
         return super().any(path)
 
     def listing(self) -> Listing | ListingFailed:
-        """See `SimDisk`."""
         if (fault := self.guard()) is not None:
             return ListingFailed(fault)
         self._look()
@@ -238,7 +231,6 @@ class HostFolders(DiskFolders):
         return await super()._deleting(what, act, stop)
 
     async def discard(self, path: str, folder: Holdings) -> Discarded | Gone | Refused:
-        """See `DiskFolders`."""
         known = self._disk.any(path)
         if known is not None:
             self._looked = lambda: self._discarded(path, known)
@@ -248,7 +240,6 @@ class HostFolders(DiskFolders):
         return done
 
     async def hand_back(self, discarded: Discarded, run: str) -> Slot | Refused:
-        """See `DiskFolders`."""
         known = self._thrown.pop(discarded.where, None)
         if known is not None:
             self._looked = lambda: self._is_offered(known)
@@ -259,6 +250,5 @@ class HostFolders(DiskFolders):
         self._disk.becomes_slot(folder)
 
     async def empty(self) -> Emptied:
-        """See `DiskFolders`."""
         self._thrown.clear()
         return await super().empty()

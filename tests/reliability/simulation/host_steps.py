@@ -47,19 +47,15 @@ class HostStory(Story):
     def link_is_damaged(
         self, host: int, parts: list[Damage], answers: list[Damage], delta: bool, seconds: float
     ) -> None:
-        """While something is pulled."""
         self.do(lambda world: world.damage(host, parts, answers))
-        self._publish(delta=delta)
-        self.do(lambda world: world.wait(seconds))
+        self._publish(delta=delta, then=seconds)
 
     @may(HOST_RULES, host=HOST, after=MOMENT, seconds=one_of([0.5, 3.0, 12.0, 45.0]))
     def host_is_cut_off_for_a_while(self, host: int, after: float, seconds: float) -> None:
         """Something was published before, and something is published meanwhile."""
-        self._publish(delta=True)
-        self.do(lambda world: world.wait(after))
+        self._publish(delta=True, then=after)
         self.do(lambda world: world.cut(host, cut=True))
-        self._publish(delta=True)
-        self.do(lambda world: world.wait(seconds))
+        self._publish(delta=True, then=seconds)
         self.do(lambda world: world.cut(host, cut=False))
 
     @may(HOST_RULES, host=HOST, cut=one_of([False, True]))
@@ -72,35 +68,28 @@ class HostStory(Story):
 
     @may(HOST_RULES, host=HOST, seconds=one_of([0.0, 0.5, 20.0]))
     def follower_is_killed_and_started_again(self, host: int, seconds: float) -> None:
-        self.do(lambda world: world.host(host).kill())
-        self.do(lambda world: world.wait(seconds))
+        self.do(lambda world: world.host(host).kill(), then=seconds)
         self.do(lambda world: world.host(host).start())
 
     @may(HOST_RULES, host=HOST, after=MOMENT, hub=one_of([False, True]), delta=one_of([False, True]))
     def somebody_is_killed_in_a_pull(self, host: int, after: float, hub: bool, delta: bool) -> None:
-        """The follower or the hub."""
         self._publish(delta=delta)
-        self.do(lambda world: world.wait(0.3))
-        self.do(lambda world: world.wait(after))
-        self.do(lambda world: (world if hub else world.host(host)).kill())
-        self.do(lambda world: world.wait(0.5))
+        self.do(lambda world: world.wait(0.3), then=after)
+        self.do(lambda world: (world if hub else world.host(host)).kill(), then=0.5)
         self.do(lambda world: (world if hub else world.host(host)).start())
 
     @may(HOST_RULES, host=HOST, slow=one_of([0.5, 2.0, 8.0]), steps=one_of([2, 4, 8]))
     def hub_collects_what_a_follower_pulls(self, host: int, slow: float, steps: int) -> None:
-        """Its link is slow, and the trainer goes on."""
         self.do(lambda world: world.slow(host, slow))
         for _ in range(steps):
-            self._publish(delta=False)
-            self.do(lambda world: world.wait(2.0))
+            self._publish(delta=False, then=2.0)
             self.do(lambda world: world.sweep())
         self.do(lambda world: world.slow(host, 0.0))
 
     @may(HOST_RULES, host=HOST, kind=one_of(DISK_FAULTS), seconds=one_of([0.5, 9.0, 40.0]))
     def disk_of_a_follower_fails_for_a_while(self, host: int, kind: str, seconds: float) -> None:
         self.do(lambda world: world.host(host).disk_fault(kind))
-        self._publish(delta=False)
-        self.do(lambda world: world.wait(seconds))
+        self._publish(delta=False, then=seconds)
         self.do(lambda world: world.host(host).heal_disk())
 
     @may(HOST_RULES, host=HOST, days=one_of([-1.0, 0.0, 1.0]))
@@ -109,7 +98,6 @@ class HostStory(Story):
 
     @may(HOST_RULES, host=HOST, name=ENGINE, starts=one_of([False, True]))
     def engine_of_a_follower_is_killed(self, host: int, name: str, starts: bool) -> None:
-        """It comes back at once, or later."""
         self.do(lambda world: world.host(host).stop_engine(name, starts=starts))
 
     @may(HOST_RULES, host=HOST, name=ENGINE, call=one_of([*[Call.LOAD] * 4, *CALLS]), fault=one_of(Fault))
@@ -118,24 +106,20 @@ class HostStory(Story):
 
     @may(HOST_RULES, paused=one_of([False, True]), seconds=one_of([0.0, 2.0, 10.0]))
     def hub_pauses_updates_or_lets_them_go_on(self, paused: bool, seconds: float) -> None:
-        """Something is published then."""
         self.do(lambda world: world.pause_updates(paused=paused))
-        self._publish(delta=False)
-        self.do(lambda world: world.wait(seconds))
+        self._publish(delta=False, then=seconds)
 
     @may(HOST_RULES, host=HOST, paused=one_of([False, True]), seconds=one_of([0.0, 2.0, 10.0]))
     def operator_of_a_follower_pauses_it_or_lets_it_go_on(self, host: int, paused: bool, seconds: float) -> None:
-        """Something is published then."""
         self.do(lambda world: world.host(host).pause_updates(paused=paused))
-        self._publish(delta=False)
-        self.do(lambda world: world.wait(seconds))
+        self._publish(delta=False, then=seconds)
 
     @may(HOST_RULES, host=HOST)
     def follower_sweeps(self, host: int) -> None:
         self.do(lambda world: world.host(host).sweep())
 
-    def _publish(self, *, delta: bool) -> None:
+    def _publish(self, *, delta: bool, then: float | None = None) -> None:
         if delta:
-            self.do(lambda world: world.publish_delta(0, announce=True, honest=True))
+            self.do(lambda world: world.publish_delta(0, announce=True, honest=True), then=then)
         else:
-            self.do(lambda world: world.publish(Make.GOOD, announce=True))
+            self.do(lambda world: world.publish(Make.GOOD, announce=True), then=then)

@@ -65,11 +65,9 @@ class Host(Place):
         return HostPromises(self)
 
     def folders(self, pause: Pause) -> Any:
-        """See `Place`."""
         return HostFolders(self.disk, pause, self.promises.before_discard, self.promises.before_recycling)
 
     def follow(self, life: Life) -> UpstreamFollower:
-        """See `Place`."""
         sources = self.sources()
         self.boots += 1
         return UpstreamFollower(
@@ -85,11 +83,9 @@ class Host(Place):
         )
 
     def sources(self) -> FollowedSources:
-        """What a process of the service follows."""
         return FollowedSources([SimHub(self.links[HUB])])
 
     def following(self) -> Following:
-        """What the follower says of itself."""
         assert self.life is not None
         assert self.life.follower is not None
         return self.life.follower.following()
@@ -112,7 +108,6 @@ class Host(Place):
         super().kill()
 
     def mend(self) -> None:
-        """See `Place`."""
         for link in self.links.values():
             link.mend()
         super().mend()
@@ -164,7 +159,6 @@ class HostPromises(Promises):
         return version in self._world.world.was_left or super()._may_go_back(version)
 
     def _newest_wins(self) -> None:
-        """The target is the hub's."""
         world, life = self._world.world, self._life
         assert world.life is not None
         target = world.life.targets.of_run(RUN).target
@@ -223,10 +217,9 @@ class Hosts(World):
         return Host(name, self, vllm)
 
     def _link_hub(self) -> None:
-        """Links that lead from the hub, before hosts start."""
+        pass
 
     def heal(self) -> None:
-        """See `World`."""
         self.start()
         self.pause_updates(paused=False)
         super().heal()
@@ -255,7 +248,6 @@ class Hosts(World):
         return 0 if is_full else 2**40
 
     def close(self) -> None:
-        """See `World`."""
         for host in self.hosts:
             host.kill()
             for server in host.servers.values():
@@ -267,7 +259,6 @@ class Hosts(World):
         return HubPromises(self)
 
     def host(self, index: int) -> Host:
-        """One of the hosts that follow."""
         return self.hosts[index % len(self.hosts)]
 
     def damage(self, index: int, parts: Sequence[Damage], answers: Sequence[Damage] = ()) -> None:
@@ -277,17 +268,14 @@ class Hosts(World):
             link.answers.extend(answers)
 
     def cut(self, index: int, *, cut: bool) -> None:
-        """A host is cut off, or connected again."""
         for link in self.links_of(self.host(index)):
             link.cut = cut
 
     def slow(self, index: int, seconds: float) -> None:
-        """A host's links have become slow."""
         for link in self.links_of(self.host(index)):
             link.slow = seconds
 
     def links_of(self, host: Host) -> list[Link]:
-        """The links from a host."""
         return list(host.links.values())
 
 

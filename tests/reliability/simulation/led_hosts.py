@@ -35,7 +35,6 @@ class LedHost(Host):
         return LedHostPromises(self)
 
     def kill(self) -> None:
-        """See `Host`."""
         self._is_unwritten = self._is_unwritten or (self.life is not None and bool(self.life.journal._queue))
         super().kill()
 
@@ -72,11 +71,9 @@ class LedHosts(ForgettingHosts):
 
     @property
     def urls(self) -> list[str]:
-        """See `Place`."""
         return [] if self._is_alone else super().urls
 
     def leading(self, life: Life) -> ReportedHosts:
-        """See `Place`."""
         return ReportedHosts(
             life.store,
             self.clock,
@@ -84,7 +81,6 @@ class LedHosts(ForgettingHosts):
         )
 
     def heard_report(self, name: str, reply: HostReply) -> bool:
-        """See `Place`."""
         self.book.reported(name)
         if not self.book.replied(name, reply):
             return False
@@ -93,11 +89,9 @@ class LedHosts(ForgettingHosts):
         return True
 
     def heard_reply(self, name: str, reply: HostReply, *, is_new: bool) -> None:
-        """See `Place`."""
         self.book.heard(name, reply, is_new=is_new)
 
     def start(self) -> None:
-        """See `Place`."""
         if self.life is None and self.is_grouped:
             self.epoch += 1
             self.highest = max(self.highest, self.epoch)
@@ -114,7 +108,6 @@ class LedHosts(ForgettingHosts):
         return None if self.life is None else self.life.store.engines.get(name)
 
     def wants_operator(self, engine: EngineRecord, tended: Collection[str]) -> bool:
-        """See `Place`. What is wrong on a host is mended there first."""
         if not super().wants_operator(engine, tended):
             return False
         lives = [(host, host.life) for host in self.hosts if self.leads(engine) and host.life is not None]
@@ -125,7 +118,6 @@ class LedHosts(ForgettingHosts):
     # What may happen beside.
 
     def cut_orders(self, index: int, *, cut: bool) -> None:
-        """A host hears its hub no more, and other hosts as before."""
         self.host(index).links[HUB].cut = cut
 
     def damage_orders(self, index: int, orders: list[Damage], others: list[Damage]) -> None:

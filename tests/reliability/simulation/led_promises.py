@@ -77,12 +77,10 @@ class LedHubPromises(ForgettingHubPromises):
         self._aims: dict[str, str] = {}  # by engine, what a host is being brought to
 
     def is_another(self, notices: frozenset[str]) -> None:
-        """See `ForgettingHubPromises`."""
         super().is_another(notices)
         self._aims.clear()
 
     def attempt_changed(self, attempt: AttemptRecord) -> None:
-        """A host is brought to nothing but its goal."""
         super().attempt_changed(attempt)
         engine = self._life.store.engines.get(attempt.engine)
         if attempt.outcome is not None or engine is None or not self._world.leads(engine):

@@ -1,6 +1,7 @@
 """What may happen in a simulation of several hosts that their hub leads, beside what may happen to any."""
 
 from collections.abc import Callable
+from typing import Any
 
 from .fault import Call, Fault
 from .forgetting_steps import FORGETTING_RULES, ForgettingStory
@@ -18,6 +19,7 @@ SECONDS = one_of([0.0, 0.5, 3.0, 20.0])
 ORDERS = [Damage.CUT, Damage.STALL, Damage.LOST, Damage.SLOW]
 GIVEN_UP = 5.2  # seconds after which a hub waits for the answer to an order no longer
 SLOW = one_of([0.0, 0.05, 1.0])  # of the link, so that there is time between an order and its answer
+ORDER = {"host": HOST, "stage": STAGE, "slow": SLOW, "after": MOMENT, "delta": DELTA}
 
 
 class LedStory(ForgettingStory):
@@ -25,44 +27,23 @@ class LedStory(ForgettingStory):
 
     world: LedHosts
 
-    @may(LED_RULES, host=HOST, stage=STAGE, slow=SLOW, after=MOMENT, delta=DELTA, seconds=SECONDS)
-    def hub_is_killed_in_an_order(
-        self, host: int, stage: Stage, slow: float, after: float, delta: bool, seconds: float
-    ) -> None:
-        """Another service of its group takes over, where it has one."""
-        self._in_an_order(host, stage, slow, after, delta, lambda world: world.kill())
-        self.do(lambda world: world.wait(seconds))
+    @may(LED_RULES, **ORDER, seconds=SECONDS)
+    def hub_is_killed_in_an_order(self, seconds: float, **order: Any) -> None:
+        self._in_an_order(order, lambda world: world.kill(), seconds)
         self.do(lambda world: world.start())
 
-    @may(LED_RULES, host=HOST, stage=STAGE, slow=SLOW, after=MOMENT, delta=DELTA, seconds=SECONDS)
-    def host_is_killed_in_an_order(
-        self, host: int, stage: Stage, slow: float, after: float, delta: bool, seconds: float
-    ) -> None:
-        self._in_an_order(host, stage, slow, after, delta, lambda world: world.host(host).kill())
-        self.do(lambda world: world.wait(seconds))
-        self.do(lambda world: world.host(host).start())
+    @may(LED_RULES, **ORDER, seconds=SECONDS)
+    def host_is_killed_in_an_order(self, seconds: float, **order: Any) -> None:
+        self._in_an_order(order, lambda world: world.host(order["host"]).kill(), seconds)
+        self.do(lambda world: world.host(order["host"]).start())
 
-    @may(
-        LED_RULES,
-        host=HOST,
-        stage=STAGE,
-        slow=SLOW,
-        after=MOMENT,
-        delta=DELTA,
-        whole=one_of([False, True]),
-        seconds=one_of([0.5, 3.0, 12.0, 45.0]),
-    )
-    def link_is_cut_in_an_order(
-        self, host: int, stage: Stage, slow: float, after: float, delta: bool, whole: bool, seconds: float
-    ) -> None:
-        """The `whole` of it, or the hub's way to the host alone."""
-
+    @may(LED_RULES, **ORDER, whole=one_of([False, True]), seconds=one_of([0.5, 3.0, 12.0, 45.0]))
+    def link_is_cut_in_an_order(self, whole: bool, seconds: float, **order: Any) -> None:
         def cut(world: LedHosts, *, is_cut: bool) -> None:
-            (world.cut if whole else world.cut_orders)(host, cut=is_cut)
+            (world.cut if whole else world.cut_orders)(order["host"], cut=is_cut)
 
-        self._in_an_order(host, stage, slow, after, delta, lambda world: cut(world, is_cut=True))
-        self._publish(delta=delta)
-        self.do(lambda world: world.wait(seconds))
+        self._in_an_order(order, lambda world: cut(world, is_cut=True))
+        self._publish(delta=order["delta"], then=seconds)
         self.do(lambda world: cut(world, is_cut=False))
 
     @may(
@@ -88,8 +69,7 @@ class LedStory(ForgettingStory):
         """The hub publishes once more, or its operator goes `back`, as soon as it has given up on the late ones."""
         self.do(lambda world: world.damage_orders(host, [Damage.SLOW] * late + lost, []))
         self._publish(delta=False)
-        self.do(lambda world: world.until_an_order(host, Stage.SENT))
-        self.do(lambda world: world.wait(GIVEN_UP))
+        self.do(lambda world: world.until_an_order(host, Stage.SENT), then=GIVEN_UP)
         if back:
             self.do(lambda world: world.roll_back())
         else:
@@ -98,44 +78,31 @@ class LedStory(ForgettingStory):
 
     @may(LED_RULES, host=HOST, number=INDEX, behind=one_of([1, 1, 2]))
     def somebody_orders_who_does_not_lead(self, host: int, number: int, behind: int) -> None:
-        """A service of the hub's group whose lead is over."""
         self.do(lambda world: world.order_as_another(host, number, behind=behind))
 
     @may(LED_RULES, host=HOST, stage=STAGE, slow=SLOW, after=MOMENT, emptied=one_of([False, True]), delta=DELTA)
-    def hub_loses_its_disk_in_an_order(
-        self, host: int, stage: Stage, slow: float, after: float, emptied: bool, delta: bool
-    ) -> None:
-        self._in_an_order(host, stage, slow, after, delta, lambda world: world.lose_disk(emptied=emptied, begins=False))
+    def hub_loses_its_disk_in_an_order(self, emptied: bool, **order: Any) -> None:
+        self._in_an_order(order, lambda world: world.lose_disk(emptied=emptied, begins=False))
 
-    @may(LED_RULES, host=HOST, stage=STAGE, slow=SLOW, after=MOMENT, delta=DELTA, seconds=SECONDS)
-    def operator_rolls_back_in_an_order(
-        self, host: int, stage: Stage, slow: float, after: float, delta: bool, seconds: float
-    ) -> None:
-        self._in_an_order(host, stage, slow, after, delta, lambda world: world.roll_back())
-        self.do(lambda world: world.wait(seconds))
+    @may(LED_RULES, **ORDER, seconds=SECONDS)
+    def operator_rolls_back_in_an_order(self, seconds: float, **order: Any) -> None:
+        self._in_an_order(order, lambda world: world.roll_back(), seconds)
 
-    @may(LED_RULES, host=HOST, stage=STAGE, slow=SLOW, after=MOMENT, delta=DELTA, seconds=SECONDS)
-    def operator_pauses_in_an_order(
-        self, host: int, stage: Stage, slow: float, after: float, delta: bool, seconds: float
-    ) -> None:
-        self._in_an_order(host, stage, slow, after, delta, lambda world: world.pause_updates(paused=True))
-        self._publish(delta=delta)
-        self.do(lambda world: world.wait(seconds))
+    @may(LED_RULES, **ORDER, seconds=SECONDS)
+    def operator_pauses_in_an_order(self, seconds: float, **order: Any) -> None:
+        self._in_an_order(order, lambda world: world.pause_updates(paused=True))
+        self._publish(delta=order["delta"], then=seconds)
         self.do(lambda world: world.pause_updates(paused=False))
 
-    @may(LED_RULES, host=HOST, stage=STAGE, slow=SLOW, after=MOMENT, delta=DELTA, seconds=SECONDS)
-    def operator_of_a_host_pauses_it_in_an_order(
-        self, host: int, stage: Stage, slow: float, after: float, delta: bool, seconds: float
-    ) -> None:
-        self._in_an_order(host, stage, slow, after, delta, lambda world: world.host(host).pause_updates(paused=True))
-        self._publish(delta=delta)
-        self.do(lambda world: world.wait(seconds))
-        self.do(lambda world: world.host(host).pause_updates(paused=False))
+    @may(LED_RULES, **ORDER, seconds=SECONDS)
+    def operator_of_a_host_pauses_it_in_an_order(self, seconds: float, **order: Any) -> None:
+        self._in_an_order(order, lambda world: world.host(order["host"]).pause_updates(paused=True))
+        self._publish(delta=order["delta"], then=seconds)
+        self.do(lambda world: world.host(order["host"]).pause_updates(paused=False))
 
     @may(LED_RULES, host=HOST, seconds=SECONDS)
     def operator_asks_for_a_resync_of_a_host(self, host: int, seconds: float) -> None:
-        self.do(lambda world: world.resync(world.host(host).name))
-        self.do(lambda world: world.wait(seconds))
+        self.do(lambda world: world.resync(world.host(host).name), then=seconds)
 
     @may(
         LED_RULES,
@@ -148,7 +115,6 @@ class LedStory(ForgettingStory):
     def engine_of_a_host_fails_what_is_ordered(
         self, host: int, name: str, faults: list[Fault], delta: bool, seconds: float
     ) -> None:
-        """The host refuses it, and is ordered back."""
         for fault in faults:
             self.do(lambda world, fault=fault: world.host(host).goes_wrong(name, Call.LOAD, fault))
             self._publish(delta=delta)
@@ -158,19 +124,19 @@ class LedStory(ForgettingStory):
         LED_RULES, host=HOST, kind=one_of([*DISK_FAULTS, "no room", "full"]), stage=STAGE, delta=DELTA, seconds=SECONDS
     )
     def disk_of_a_host_fails_in_an_order(self, host: int, kind: str, stage: Stage, delta: bool, seconds: float) -> None:
-        self._in_an_order(host, stage, 0.05, 0.0, delta, lambda world: world.host(host).disk_fault(kind))
-        self._publish(delta=delta)
-        self.do(lambda world: world.wait(seconds))
+        self._in_an_order(
+            {"host": host, "stage": stage, "slow": 0.05, "after": 0.0, "delta": delta},
+            lambda world: world.host(host).disk_fault(kind),
+        )
+        self._publish(delta=delta, then=seconds)
         self.do(lambda world: world.host(host).heal_disk())
 
-    def _in_an_order(
-        self, host: int, stage: Stage, slow: float, after: float, delta: bool, act: Callable[[LedHosts], None]
-    ) -> None:
+    def _in_an_order(self, order: dict[str, Any], act: Callable[[LedHosts], None], then: float | None = None) -> None:
         """Something happens when an order to a host has come to a stage, or a moment later."""
-        self.do(lambda world: world.slow(host, slow))
-        self._publish(delta=delta)
-        self.do(lambda world: world.until_an_order(host, stage))
-        if after:
-            self.do(lambda world: world.wait(after))
+        self.do(lambda world: world.slow(order["host"], order["slow"]))
+        self._publish(delta=order["delta"])
+        self.do(lambda world: world.until_an_order(order["host"], order["stage"]), then=order["after"] or None)
         self.do(act)
-        self.do(lambda world: world.slow(host, 0.0))
+        self.do(lambda world: world.slow(order["host"], 0.0))
+        if then is not None:
+            self.do(lambda world: world.wait(then))

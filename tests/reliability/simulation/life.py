@@ -162,7 +162,6 @@ class Life:
                 group.create_task(part.run())
 
     async def kill(self) -> None:
-        """SIGKILL."""
         self.alive = False
         self._task.cancel()
         with suppress(asyncio.CancelledError, BaseExceptionGroup):
@@ -170,7 +169,6 @@ class Life:
         self.journal.close()
 
     def check(self) -> None:
-        """A service that has ended by itself has crashed."""
         if self._task.done():
             self._task.result()
 

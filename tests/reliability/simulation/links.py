@@ -48,28 +48,23 @@ class Link:
         self._chance = chance
 
     def mend(self) -> None:
-        """It works again."""
         self.cut, self.slow = False, 0.0
         self.parts.clear()
         self.answers.clear()
 
     def next_of(self, damages: deque[Damage]) -> Damage | None:
-        """What happens to what goes over it now."""
         if not damages:
             return None
         self.counts[damages[0].name.lower()] += 1
         return damages.popleft()
 
     def chance(self) -> float:
-        """A number between 0 and 1."""
         return self._chance.random()
 
     def somewhere_in(self, data: bytes) -> int:
-        """The number of a byte."""
         return self._chance.randrange(max(1, len(data)))
 
     async def take_time(self) -> None:
-        """The time that half of an answer takes."""
         await asyncio.sleep(self._chance.random() * 0.004 + self.slow / 2)
 
     async def ask(self, act: Callable[[Life], Awaitable[AnswerT]], damage: Damage | None = None) -> AnswerT:
@@ -100,7 +95,6 @@ class Link:
         return answer
 
     async def reach(self) -> Life:
-        """The process at the other end, which has heard a request."""
         await self.take_time()
         if self.cut:
             await asyncio.sleep(self._chance.choice([0.0, 5.0]))
@@ -110,6 +104,5 @@ class Link:
         return self.to.life
 
     def still(self, life: Life) -> None:
-        """See that the process at the other end can still send."""
         if self.cut or self.to.life is not life:
             raise ServiceUnreachableError(f"the connection to {self.to.name} broke")

@@ -39,11 +39,9 @@ class OrderBook:
         self._moved = Notifier()
 
     def decided(self, host: str) -> None:
-        """The hub begins to bring a host to a version."""
         self._comes_to(host, Stage.DECIDED)
 
     def reported(self, host: str) -> None:
-        """The hub has heard a report."""
         if self._is_heard.pop(host, False):
             self._comes_to(host, Stage.ANSWERED)
 
@@ -56,7 +54,6 @@ class OrderBook:
         return is_new and bool(reply.serve)
 
     def heard(self, host: str, reply: HostReply, *, is_new: bool) -> None:
-        """The host has heard a reply."""
         if reply.serve or host in self.fences:
             self.fences[host][reply.leader] = max(reply.epoch, self.fences[host].get(reply.leader, 0))
         if is_new:

@@ -43,7 +43,6 @@ PARTNER = "p"  # the server that decodes what engine a's own prefills, where tha
 
 
 def url_of(name: str) -> str:
-    """Where a server is."""
     return f"http://{name}:1"
 
 
@@ -85,11 +84,9 @@ class Place:
             )
 
     def folders(self, pause: Pause) -> SimFolders:
-        """What the sweep of a process of the service works on."""
         return SimFolders(self.disk, pause, self.promises.before_discard, self.promises.before_recycling)
 
     def follow(self, life: Life) -> UpstreamFollower | None:
-        """What follows an upstream in a process of the service."""
         del life
 
     def uploading(self) -> Collection[str]:
@@ -98,7 +95,6 @@ class Place:
 
     @property
     def urls(self) -> list[str]:
-        """The engines that settings name, as `URL` or `KIND=URL`."""
         return [url_of(name) for name in self.servers if name not in {ADDED, PARTNER}]
 
     def connect(self, spec: EngineSpec, life: Life) -> EnginePort:
@@ -116,10 +112,9 @@ class Place:
         return False
 
     def heard_reply(self, name: str, reply: HostReply, *, is_new: bool) -> None:
-        """A host has heard a reply."""
+        pass
 
     def leads(self, engine: EngineRecord) -> bool:
-        """Whether what counts as an engine is another host."""
         return engine.id.removesuffix(":1") not in self.servers
 
     def _call(self, request: Any) -> bool:
@@ -130,24 +125,20 @@ class Place:
         return False
 
     def ask(self, question: Coroutine[Any, Any, AnswerT]) -> AnswerT | None:
-        """A question to the service, None where it is not answered."""
         with suppress(ProblemError, JournalError, TimeoutError):
             return self.loop.run_until_complete(asyncio.wait_for(question, 1.0))
         return None
 
     def sweep(self) -> None:
-        """Somebody asks for a reclaim."""
         if self.life is not None:
             self._call(self.life.collector.sweeper.run())
 
     def kill(self) -> None:
-        """SIGKILL to the service."""
         if self.life is not None:
             self.loop.run_until_complete(self.life.kill())
             self.life = None
 
     def start(self) -> None:
-        """A new process of the service."""
         if self.life is None:
             self.life = Life(self)
             self.promises.restarted()
@@ -177,15 +168,12 @@ class Place:
             assert (version.barred, version.pinned) == (known.barred, known.pinned), f"15: {version.id} was decided on"
 
     def kill_engine(self, name: str) -> None:
-        """SIGKILL to an engine."""
         self.servers[name].die()
 
     def start_engine(self, name: str) -> None:
-        """It comes (back) on its start-up weights."""
         self.servers[name].start()
 
     def fault(self, name: str, call: Call, fault: Fault) -> None:
-        """The next call of a kind goes wrong."""
         self.servers[name].faults[call] = fault
 
     def put_to_sleep(self, name: str, *, asleep: bool) -> None:
@@ -193,7 +181,6 @@ class Place:
         self.servers[name].sleeps(asleep=asleep)
 
     def misuse(self, name: str) -> None:
-        """Somebody else's call fails in an engine."""
         self.servers[name].is_misused()
 
     def disk_fault(self, kind: str) -> None:
@@ -213,17 +200,14 @@ class Place:
                 self.journal_full = True
 
     def heal_disk(self) -> None:
-        """The disk is well again."""
         self.disk.fault, self.disk.hidden, self.disk.empty, self.journal_full = None, False, False, False
         self.disk.unreadable.clear()
         self.disk.no_room = False
 
     def set_wall_clock(self, days: float) -> None:
-        """An administrator sets the clock."""
         self.clock.wall_offset = days * 86400
 
     def pause_updates(self, *, paused: bool) -> None:
-        """An operator lets engines go no further, or lets them go on."""
         if self.life is not None:
             self._call(change_run(RunChange(run=RUN, paused=paused), self.life.service))
 
@@ -237,13 +221,11 @@ class Place:
         self.start()
 
     def start_what_is_dead(self) -> None:
-        """Engines are started again."""
         for server in self.servers.values():
             if not server.up:
                 server.start()
 
     def server_of(self, engine: EngineRecord) -> SimServer:
-        """The server behind a record."""
         return self.servers[engine.id.removesuffix(":1")]
 
     @property

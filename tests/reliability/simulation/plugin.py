@@ -80,11 +80,9 @@ class SimPlugin:
         self.standing: _Standing | None = None
 
     def restart(self) -> None:
-        """The process is a new one."""
         self._prepared = self.standing = None
 
     def lost_track(self) -> None:
-        """Something else than the plugin writes weights."""
         self.standing = None
 
     def minds(self, path: str) -> bool:
@@ -95,7 +93,6 @@ class SimPlugin:
         return parse_version_folder(path.rpartition("/")[2]) is not None
 
     def prepare(self, files: VersionFiles) -> None:
-        """Check the version that the service has found good."""
         way = self._look(files.path)
         if isinstance(way.source, SimFolder) and way.signature != files.signature:
             manifest = seen_at(files.path, way.source).structure.manifest
@@ -119,7 +116,6 @@ class SimPlugin:
         return [found(seen, content, rank, ranks, **damage) for rank in range(ranks)]
 
     def offer_of(self, offered: Offered) -> SimOffer:
-        """Look at an offer."""
         self._follow()
         if self.standing is not None and self.standing.base is None and self.standing.files:
             raise _RefusedError("what is served came from memory, and has no files yet to be put back from")
@@ -156,15 +152,12 @@ class SimPlugin:
             await asyncio.sleep(1.0)
 
     def take(self, offer: SimOffer) -> None:
-        """Have an offer ready to be loaded."""
         self._prepared = _Way(offer.path, offer.version, offer.promised, offer, "")
 
     def forget(self) -> None:
-        """What was prepared is not wanted any more."""
         self._prepared = None
 
     async def load(self, path: str, fault: Fault | None) -> Answer:
-        """One update."""
         answer = await self._load(path, fault)
         self._server.disk.counts[answer.outcome.value] += 1
         return answer
@@ -180,7 +173,6 @@ class SimPlugin:
         return await self._commit(way, fault)
 
     def _chosen(self, path: str, fault: Fault | None) -> _Way:
-        """What was prepared, or what is there now."""
         way, self._prepared = self._prepared, None
         if fault is Fault.REFUSES:
             raise _RefusedError("it does not like it")
@@ -221,7 +213,6 @@ class SimPlugin:
 
     @property
     def contents(self) -> str:
-        """The digest of what is in memory."""
         return f"{hash(self._server.tensors) & (1 << 128) - 1:032x}"
 
     def _again(self, path: str) -> Answer | None:
@@ -251,7 +242,6 @@ class SimPlugin:
         return way
 
     def _fit(self, way: _Way) -> None:
-        """A delta is held against what is in memory."""
         if isinstance(way.source, SimOffer) or way.source.make is not Make.DELTA:
             return
         held = self.standing
@@ -273,7 +263,6 @@ class SimPlugin:
         return _Standing(way.version, way.path, way.promised, way.source, way.promised)
 
     def _follow(self) -> None:
-        """The files of what came from memory, where they have come."""
         held = self.standing
         if held is not None and held.base is None and not self._server.disk.hidden:
             folder = self._server.disk.folders.get(held.path)
@@ -288,7 +277,6 @@ class SimPlugin:
         return self._server.path == STARTUP and set(self._server.tensors) == {BASE}
 
     def _restored(self, before: tuple[int, ...], known: _Standing | None, previous: bool, *, is_delta: bool) -> Answer:
-        """Put back, and held against the fingerprints of before."""
         held = self.standing if self.standing is not None else known
         is_whole = is_delta or held is None or held.base is None or held.base.content == held.base_content
         if previous and is_whole:
@@ -299,7 +287,6 @@ class SimPlugin:
 
 
 def plugin_of(server: "SimServer", alive: Callable[[], bool]) -> PluginClient:
-    """The client of a server's plugin, or of none."""
     return SimBeside(server, alive) if server.plugged else PluginClient(None, allow_dtype_cast=False)
 
 
@@ -406,7 +393,6 @@ class SimBeside(PluginClient):
         return [held] * (self._server.ranks if of_all else 1)
 
     async def _reached(self, fault: Fault | None, within: float) -> bool:
-        """Whether the very process answers that was greeted."""
         await asyncio.sleep(within if fault is Fault.SLOW else self._server.chance.random() * 0.02)
         if not self._alive():
             raise asyncio.CancelledError

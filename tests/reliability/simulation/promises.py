@@ -75,7 +75,6 @@ class Promises(Observer):
     # What the world tells.
 
     def published(self, path: str, order: Order, folder: SimFolder) -> None:
-        """A trainer has written a version."""
         if path in self._orders:
             self._again.add(path)
         self._orders[path] = order
@@ -84,7 +83,6 @@ class Promises(Observer):
             self._contents.setdefault(path, set()).add(folder.content)
 
     def lent(self, path: str, order: Order, content: int) -> None:
-        """A trainer has offered a version from its memory."""
         self._orders[path] = order
         self._paths[version_id(RUN, order)] = path
         self._lent.setdefault(path, set()).add(content)
@@ -99,7 +97,6 @@ class Promises(Observer):
         self._others.add(content)
 
     def removed(self, engine: str) -> None:
-        """Nobody names it any more: what it serves is nobody's promise."""
         self._proofs.pop(engine, None)
         self._reached.pop(engine, None)
 
@@ -109,15 +106,12 @@ class Promises(Observer):
 
     @property
     def has_lent(self) -> bool:
-        """Whether a trainer has ever offered anything from its memory."""
         return bool(self._lent)
 
     def _good(self, path: str) -> set[int]:
-        """What has ever been there and was good, on disk or in memory."""
         return self._contents.get(path, set()) | self._lent.get(path, set())
 
     def rewritten(self, path: str) -> None:
-        """The bytes of a version have changed under the service's eyes."""
         folder = self._world.disk.folders[path]
         self._rewritten.add(path)
         self._taken.pop(version_id(RUN, self._orders[path]), None)  # nobody promises what others write over
@@ -125,19 +119,15 @@ class Promises(Observer):
             self._contents.setdefault(path, set()).add(folder.content)
 
     def order_of(self, path: str) -> Order:
-        """Of what was published there."""
         return self._orders[path]
 
     def restored(self, path: str) -> None:
-        """The files of a version were put back."""
         self._restored.add(path)
 
     def was_there(self, path: str) -> bool:
-        """Whether something was published there before."""
         return path in self._orders
 
     def noticed(self, version: str) -> None:
-        """A notice was answered 2xx."""
         self._noticed.add(version)
 
     def forgotten(self, *, but: Collection[str]) -> None:
@@ -151,7 +141,6 @@ class Promises(Observer):
             assert version in life.store.versions or version in life.store.gone, f"1: {version} was forgotten"
 
     def served(self, server: SimServer) -> None:
-        """A server has begun to compute again, or has new weights."""
         self._held.update(server.tensors)
         self._computes_whole(server)
         self._pairs_agree()
@@ -244,13 +233,11 @@ class Promises(Observer):
             assert needed is None or needed is not held, f"6: {copy.path} is the target or the last good version"
 
     def copy_made(self) -> None:
-        """A copy is whole."""
         self.copied += 1
 
     # What holds at any time.
 
     def hold(self) -> None:
-        """After each step."""
         self.hold_now()
         if self._world.life is None:
             return
@@ -274,7 +261,6 @@ class Promises(Observer):
             assert content in self._held, f"3: {version} is called served, and no engine ever held {content}"
 
     def hold_now(self) -> None:
-        """Several times a second."""
         for server in self._world.servers.values():
             if server.answers:
                 self._computes_whole(server)
@@ -294,7 +280,6 @@ class Promises(Observer):
         assert contents <= good, f"2: {server.name} answers with {server.tensors}, which is no good version"
 
     def has_lied(self, engine: EngineRecord) -> bool:
-        """Whether an engine has ever given wrong checksums."""
         return engine.id in self._lied
 
     def _note_liars(self) -> None:
@@ -316,7 +301,6 @@ class Promises(Observer):
 
     @property
     def _engines(self) -> list[EngineRecord]:
-        """Those of this host."""
         return [engine for engine in self._life.store.engines.values() if not self._world.leads(engine)]
 
     def _engines_are_what_is_said(self) -> None:
@@ -391,7 +375,6 @@ class Promises(Observer):
             self._freed.add(engine.id)
 
     def _may_go_back(self, version: str) -> bool:
-        """Whether engines may go to an older version than this one."""
         record = self._life.store.versions.get(version)
         return record is None or record.barred or record.state is not VersionState.SEALED
 
@@ -512,7 +495,6 @@ class Promises(Observer):
         raise AssertionError(f"{record.id} is given up without need: {self._life.targets.carriage.refused[record.id]}")
 
     def _nothing_leaks(self) -> None:
-        """What is on the disk is kept for a reason."""
         plan = self._world.loop.run_until_complete(self._life.collector.sweeper.plan())
         doomed = [line.path for line in plan.items if not line.keep]
         assert not doomed, f"leaked: {doomed}"

@@ -9,7 +9,6 @@ from refitd_client.validation.validate import Evidence, Structure, proof_digest,
 
 
 def fingerprints(seen: Structure, content: int) -> dict[str, str]:
-    """Of each tensor: equal for equal contents."""
     return {name: f"{(content << 16) + number:016x}" for number, name in enumerate(sorted(seen.inventory.tensors))}
 
 

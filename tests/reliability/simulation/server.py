@@ -69,11 +69,9 @@ class SimServer(ABC):
 
     @property
     def proves(self) -> bool:
-        """Whether its ranks can prove versions."""
         return self.plugged
 
     def checksum(self, content: int) -> str:
-        """What it says of a tensor."""
         return f"{content:x}{'?' if self.lies else ''}"
 
     @property
@@ -82,7 +80,6 @@ class SimServer(ABC):
         return self.boots + self.others
 
     async def is_written_by_another(self, content: int) -> None:
-        """Another writer loads its weights, when it is its turn."""
         scheduler = self._scheduler
         async with scheduler:
             if not self.up or scheduler is not self._scheduler:
@@ -101,17 +98,14 @@ class SimServer(ABC):
 
     @property
     def answers(self) -> bool:
-        """Whether tokens are computed now."""
         return self.up and not self.paused and self.loading is None
 
     def die(self) -> None:
-        """The process is gone, and whatever it did."""
         self.up, self.loading, self.reading = False, None, None
         for task in list(self.tasks):
             task.cancel()
 
     def start(self) -> None:
-        """A new process on its start-up weights."""
         self.die()
         self.up, self.paused, self.tensors = True, False, (BASE,) * TENSORS
         self.path, self.label, self.boots, self.foreign = STARTUP, "default", self.boots + 1, False
@@ -121,14 +115,13 @@ class SimServer(ABC):
 
     @abstractmethod
     async def handle(self, path: str, body: dict[str, Any] | None, fault: Fault | None) -> Reply:
-        """Answer a call."""
+        pass
 
     @abstractmethod
     def connect(self, alive: Callable[[], bool]) -> EnginePort:
         """The product's adapter to it. `alive` says whether the service's process is there, which calls."""
 
     def call_of(self, path: str, body: dict[str, Any] | None) -> Call | None:
-        """What a call is, of those that may go wrong."""
         return self.calls.get(path)
 
     @abstractmethod
@@ -136,7 +129,6 @@ class SimServer(ABC):
         """An operator has it give up its memory for a while, where it can; then it has its weights there again."""
 
     def is_resumed(self) -> None:
-        """An operator has it generate again."""
         self.paused = False
         self.served(self)
 
@@ -146,7 +138,6 @@ class SimServer(ABC):
 
 
 def reply(status: int, /, **data: Any) -> Reply:
-    """An answer in JSON."""
     return Reply(status, json.dumps(data).encode())
 
 

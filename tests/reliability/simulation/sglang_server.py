@@ -39,20 +39,18 @@ class SimSglang(SimServer):
     }
 
     def connect(self, alive: Callable[[], bool]) -> EnginePort:
-        """See `SimServer`."""
         if self.partner is None:
             return ServerEngine(SglangDialect(SimTransport(self, alive)), plugin_of(self, alive), LOAD_TIMEOUT)
         both = [(SglangDialect(SimTransport(each, alive), in_pair=True), each) for each in (self, self.partner)]
         return SglangPair([PairMember(dialect, plugin_of(each, alive), LOAD_TIMEOUT) for dialect, each in both])
 
     def sleeps(self, *, asleep: bool) -> None:
-        """See `SimServer`. It is not asked to."""
+        pass
 
     def is_misused(self) -> None:
-        """See `SimServer`. That is nothing to it."""
+        pass
 
     async def handle(self, path: str, body: dict[str, Any] | None, fault: Fault | None) -> Reply:
-        """See `SimServer`."""
         await asyncio.sleep(self.chance.random() * 0.002)
         if fault is Fault.GARBAGE:
             return Reply(200, b"<html>welcome</html>")

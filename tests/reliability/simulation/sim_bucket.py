@@ -74,9 +74,7 @@ class StoredObject:
 class StoreWatcher(Protocol):
     """Hears of each change, right after it. What it raises is kept in `SimStore.broken`."""
 
-    def written(self, key: str, before: StoredObject | None, after: StoredObject) -> None:
-        """An object was written."""
-        ...
+    def written(self, key: str, before: StoredObject | None, after: StoredObject) -> None: ...
 
     def deleted(self, key: str, began: float) -> None:
         """An object that was there was deleted, by a collection that began at that time of the store."""
@@ -99,11 +97,9 @@ class SimStore:
 
     @property
     def time(self) -> float:
-        """The store's time, in seconds since 1970."""
         return BEGAN + self.loop.time() * HASTE
 
     def put(self, key: str, data: bytes) -> ObjectTag:
-        """Write an object, in place of one that may be there."""
         before, number = self.objects.get(key), next(self._numbers)
         digest = f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
         tag = ObjectTag(
@@ -124,29 +120,24 @@ class SimStore:
         return self.put(key, data)
 
     def remove(self, key: str, began: float) -> None:
-        """Delete an object."""
         if self.objects.pop(key, None) is not None:
             self._tell(lambda watcher: watcher.deleted(key, began))
 
     def begin_upload(self, key: str) -> int:
-        """Begin an upload in parts; return its number."""
         number = next(self._numbers)
         self.parts[number] = (key, [])
         return number
 
     def add_part(self, number: int, data: bytes) -> None:
-        """Take the next part of an upload that was not aborted."""
         if number in self.parts:
             self.parts[number][1].append(data)
 
     def complete_upload(self, number: int) -> None:
-        """The parts become an object, if they were not aborted."""
         if number in self.parts:
             key, parts = self.parts.pop(number)
             self.put(key, b"".join(parts))
 
     def below(self, prefix: str) -> list[StoredObject]:
-        """All objects below a prefix."""
         return [self.objects[key] for key in sorted(self.objects) if key.startswith(prefix)]
 
     def _tell(self, event: Callable[[StoreWatcher], None]) -> None:
@@ -174,17 +165,14 @@ class SimBucket(Bucket):
         self._began = 0.0  # of the last collection, by the store's time
 
     def mend(self) -> None:
-        """It works again."""
         self.cut, self.slow = False, 0.0
         for faults in self.faults.values():
             faults.clear()
 
     async def read(self, key: str, most: int) -> ReadObject | None:
-        """See `Bucket`."""
         return await self._found(StoreCall.READ, key, most)
 
     async def read_changed(self, key: str, most: int, seen: ObjectTag | None) -> ReadObject | Literal["same"] | None:
-        """See `Bucket`."""
         found = await self._found(StoreCall.LOOK, key, most)
         return "same" if found is not None and seen is not None and found.facts.tag.e_tag == seen.e_tag else found
 
@@ -203,7 +191,6 @@ class SimBucket(Bucket):
         return ReadObject(data=data, facts=found.facts)
 
     async def fill(self, key: str, start: int, buffer: memoryview) -> bool:
-        """See `Bucket`."""
         if not buffer:
             return True
         fault = self._next(StoreCall.FILL)
@@ -218,21 +205,17 @@ class SimBucket(Bucket):
         return True
 
     async def facts(self, key: str) -> ObjectFacts | None:
-        """See `Bucket`."""
         fault = self._next(StoreCall.READ)
         found = await self._ask(StoreCall.READ, key, fault, lambda: self._objects.objects.get(key))
         return None if found is None else found.facts
 
     async def write_new(self, key: str, data: bytes) -> ObjectTag | None:
-        """See `Bucket`."""
         return await self._change(StoreCall.CONDITION, key, lambda: self._objects.put_if(key, data, None))
 
     async def write_over(self, key: str, data: bytes, seen: ObjectTag) -> ObjectTag | None:
-        """See `Bucket`."""
         return await self._change(StoreCall.CONDITION, key, lambda: self._objects.put_if(key, data, seen))
 
     async def write(self, key: str, data: bytes) -> ObjectTag:
-        """See `Bucket`."""
         tag = await self._change(StoreCall.WRITE, key, lambda: self._objects.put(key, data))
         if key.endswith("/collected.json"):
             self._began = self._objects.objects[key].facts.modified
@@ -257,17 +240,14 @@ class SimBucket(Bucket):
                 store.counts["uploads aborted"] += 1
 
     async def delete(self, key: str) -> None:
-        """See `Bucket`."""
         began = self._began
         await self._change(StoreCall.DELETE, key, lambda: self._objects.remove(key, began))
 
     async def listed(self, prefix: str) -> list[ObjectFacts]:
-        """See `Bucket`."""
         found = await self._ask(StoreCall.LIST, prefix, self._next(StoreCall.LIST), lambda: self._objects.below(prefix))
         return [each.facts for each in found if "/" not in each.facts.key.removeprefix(prefix)]
 
     async def folders(self, prefix: str) -> list[str]:
-        """See `Bucket`."""
         found = await self._ask(StoreCall.LIST, prefix, self._next(StoreCall.LIST), lambda: self._objects.below(prefix))
         rests = [each.facts.key.removeprefix(prefix) for each in found]
         return sorted({rest.partition("/")[0] for rest in rests if "/" in rest})

@@ -51,15 +51,12 @@ class StoreHub(Place):
         self._add_servers("a", vllm)
 
     def folders(self, pause: Pause) -> Any:
-        """See `Place`."""
         return HostFolders(self.disk, pause, self.promises.before_discard, self.promises.before_recycling)
 
     def uploading(self) -> Collection[str]:
-        """See `Place`."""
         return frozenset() if self.pusher is None else self.pusher.uploading
 
     def start(self) -> None:
-        """See `Place`."""
         if self.life is None:
             super().start()
             assert self.life is not None
@@ -81,33 +78,27 @@ class StoreHub(Place):
         super().kill()
 
     def check(self) -> None:
-        """A pusher that has ended by itself has crashed."""
         if self.life is not None and self.task is not None and self.task.done():
             self.task.result()
 
     def mend(self) -> None:
-        """See `Place`."""
         self.client.mend()
         super().mend()
 
     @property
     def is_lost(self) -> bool:
-        """Whether it has said that another one has the run."""
         return self.pusher is not None and RUN in self.pusher._lost
 
     @property
     def has_pushed(self) -> bool:
-        """Whether what was published last was ever in the store."""
         return version_id(RUN, self.order) in self.world.watch.counted
 
     @property
     def has_failed(self) -> bool:
-        """Whether what was published last is not pushed."""
         return not self.has_pushed
 
     @property
     def is_busy(self) -> bool:
-        """Whether it may still push what was published last."""
         return self.life is not None and not self.has_pushed and not self.is_lost
 
     def publish(self, *, delta: bool) -> None:
@@ -132,7 +123,6 @@ class StoreHub(Place):
         self.written.add((self._last[0], manifest.digest))
 
     def roll_back(self) -> None:
-        """An operator has seen enough of the newest version."""
         if self.life is not None:
             self._call(rollback(Rollback(run=RUN), self.life.service))
 

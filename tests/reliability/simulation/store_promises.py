@@ -45,7 +45,6 @@ class StorePromises:
     # What the store tells.
 
     def written(self, key: str, before: StoredObject | None, after: StoredObject) -> None:
-        """See `StoreWatcher`."""
         if key == pointer_key(RUN):
             was = None if before is None else self.pointer
             self.pointer = parse_pointer(after.data, RUN)
@@ -56,7 +55,6 @@ class StorePromises:
             assert before.data == after.data, f"{key} was written twice, with other bytes"
 
     def deleted(self, key: str, began: float) -> None:
-        """See `StoreWatcher`."""
         folder = key.removeprefix(versions_prefix(RUN)).partition("/")[0]
         assert key != pointer_key(RUN), "the pointer was deleted"
         if key.startswith(versions_prefix(RUN)) and (order := parse_version_folder(folder)) is not None:
@@ -130,7 +128,6 @@ class StorePromises:
             self._leased[told.follower, version] = since if until > now else now, now + told.lease_seconds
 
     def _with_bases(self, versions: Iterable[str]) -> set[str]:
-        """They and what they stand on, as far as it is not gone already."""
         found, named = set[str](), list(versions)
         while named:
             version = named.pop()

@@ -29,14 +29,11 @@ class StoreStory(Story):
     @may(STORE_RULES, trainer=TRAINER, delta=DELTA, steps=one_of(range(2, 6)), seconds=one_of([0.5, 2.0, 8.0]))
     def trainer_goes_on(self, trainer: int, delta: bool, steps: int, seconds: float) -> None:
         for _ in range(steps):
-            self.do(lambda world: world.publish_to_store(trainer, delta=delta, within=5.0))
-            self.do(lambda world: world.wait(seconds))
+            self.do(lambda world: world.publish_to_store(trainer, delta=delta, within=5.0), then=seconds)
 
     @may(STORE_RULES, trainer=TRAINER, delta=DELTA, after=MOMENT, back=one_of([0, 0, 1, 2]), swept=DELTA)
     def trainer_is_killed_in_an_upload(self, trainer: int, delta: bool, after: float, back: int, swept: bool) -> None:
-        """It comes again, and somebody collects when it has published."""
-        self.do(lambda world: world.publish_to_store(trainer, delta=delta, within=0.0))
-        self.do(lambda world: world.wait(after))
+        self.do(lambda world: world.publish_to_store(trainer, delta=delta, within=0.0), then=after)
         self.do(lambda world: world.restart_store_trainer(trainer, back=back))
         if swept:
             self.do(lambda world: world.publish_to_store(trainer, delta=delta, within=5.0))
@@ -44,16 +41,13 @@ class StoreStory(Story):
 
     @may(STORE_RULES, trainer=TRAINER, back=one_of([0, 0, 1]), seconds=one_of([0.0, 2.0, 10.0]))
     def who_publishes_is_killed_and_comes_again(self, trainer: int, back: int, seconds: float) -> None:
-        """A hub pushes on then, or sees that another has the run."""
-        self.do(lambda world: world.restart_store_trainer(trainer, back=back))
-        self.do(lambda world: world.wait(seconds))
+        self.do(lambda world: world.restart_store_trainer(trainer, back=back), then=seconds)
 
     @may(STORE_RULES, first=TRAINER, after=MOMENT, seconds=one_of([0.0, 1.0, 10.0]))
     def two_trainers_publish(self, first: int, after: float, seconds: float) -> None:
         """At once, or one after the other; and who was first publishes again, which it may not."""
         for trainer in (first, first + 1):
-            self.do(lambda world, trainer=trainer: world.publish_to_store(trainer, delta=False, within=0.0))
-            self.do(lambda world: world.wait(after))
+            self.do(lambda world, trainer=trainer: world.publish_to_store(trainer, delta=False, within=0.0), then=after)
         self.do(lambda world: world.wait(seconds))
         self.do(lambda world: world.publish_to_store(first, delta=False, within=5.0))
 
@@ -68,7 +62,6 @@ class StoreStory(Story):
 
     @may(STORE_RULES, within=WITHIN, seconds=one_of([0.0, 2.0, 10.0]), killed=one_of([False, False, True]))
     def hub_loses_the_files_of_what_it_has_pushed(self, within: float, seconds: float, killed: bool) -> None:
-        """Its followers stay, as its engines do."""
         self.do(lambda world: world.publish_to_store(0, delta=False, within=within))
         self.do(lambda world: world.lose_files_of_hub(then=seconds))
         if killed:
@@ -100,10 +93,8 @@ class StoreStory(Story):
 
     @may(STORE_RULES, seconds=one_of([0.5, 3.0, 12.0, 45.0]), delta=DELTA)
     def store_is_down_for_a_while(self, seconds: float, delta: bool) -> None:
-        """Something is published right before, meanwhile and after."""
         self.do(lambda world: world.publish_to_store(0, delta=delta, within=0.05))
-        self.do(lambda world: world.set_down(down=True))
-        self.do(lambda world: world.wait(seconds))
+        self.do(lambda world: world.set_down(down=True), then=seconds)
         self.do(lambda world: world.publish_to_store(0, delta=delta, within=5.0))
         self.do(lambda world: world.set_down(down=False))
         self.do(lambda world: world.publish_to_store(0, delta=delta, within=5.0))
@@ -112,8 +103,7 @@ class StoreStory(Story):
     def somebody_is_cut_off_for_a_while(self, who: str, after: float, seconds: float) -> None:
         self.do(lambda world: world.publish_to_store(0, delta=True, within=after))
         self.do(lambda world: world.cut(who, cut=True))
-        self.do(lambda world: world.publish_to_store(0, delta=False, within=after))
-        self.do(lambda world: world.wait(seconds))
+        self.do(lambda world: world.publish_to_store(0, delta=False, within=after), then=seconds)
         self.do(lambda world: world.cut(who, cut=False))
 
     @may(
@@ -126,15 +116,12 @@ class StoreStory(Story):
     def pull_is_damaged(self, host: int, reads: list[StoreFault], ranges: list[StoreFault], seconds: float) -> None:
         self.do(lambda world: world.goes_wrong(world.host(host).name, StoreCall.READ, reads))
         self.do(lambda world: world.goes_wrong(world.host(host).name, StoreCall.FILL, ranges))
-        self.do(lambda world: world.publish_to_store(0, delta=False, within=5.0))
-        self.do(lambda world: world.wait(seconds))
+        self.do(lambda world: world.publish_to_store(0, delta=False, within=5.0), then=seconds)
 
     @may(STORE_RULES, host=STORE_HOST, after=one_of([0.0, 0.05, 0.3, 1.0, 2.0]), seconds=one_of([0.0, 1.0, 35.0]))
     def follower_of_the_store_is_killed_in_a_pull(self, host: int, after: float, seconds: float) -> None:
-        self.do(lambda world: world.publish_to_store(0, delta=True, within=5.0))
-        self.do(lambda world: world.wait(after))
-        self.do(lambda world: world.host(host).kill())
-        self.do(lambda world: world.wait(seconds))
+        self.do(lambda world: world.publish_to_store(0, delta=True, within=5.0), then=after)
+        self.do(lambda world: world.host(host).kill(), then=seconds)
         self.do(lambda world: world.host(host).start())
 
     @may(
@@ -145,23 +132,19 @@ class StoreStory(Story):
         killed=one_of([False, True]),
     )
     def somebody_collects(self, keep: int | None, dry: bool, within: float, killed: bool) -> None:
-        """And is killed in it, or left to it."""
         self.do(lambda world: world.collect(keep=keep, dry=dry, within=within, killed=killed))
 
     @may(STORE_RULES, seconds=one_of([16.0, 16.0, 32.0, 95.0]))
     def leases_end(self, seconds: float) -> None:
-        """Ten minutes of the store, twenty or an hour."""
         self.do(lambda world: world.wait(seconds))
 
     @may(STORE_RULES, host=STORE_HOST, slow=one_of([1.0, 4.0, 12.0]), steps=one_of([2, 4, 6]), noted=DELTA)
     def version_is_collected_that_a_slow_follower_pulls(self, host: int, slow: float, steps: int, noted: bool) -> None:
-        """Its note keeps the version, or its note was not taken."""
         if not noted:
             self.do(lambda world: world.goes_wrong(world.host(host).name, StoreCall.WRITE, [StoreFault.FAILS] * 4))
         self.do(lambda world: world.slow(world.host(host).name, slow))
         for _ in range(steps):
-            self.do(lambda world: world.publish_to_store(0, delta=False, within=5.0))
-            self.do(lambda world: world.wait(12.0))
+            self.do(lambda world: world.publish_to_store(0, delta=False, within=5.0), then=12.0)
             self.do(lambda world: world.collect(keep=1, within=5.0))
         self.do(lambda world: world.slow(world.host(host).name, 0.0))
 
@@ -176,8 +159,7 @@ class StoreStory(Story):
     @may(STORE_RULES, host=STORE_HOST, kind=one_of(DISK_FAULTS), seconds=one_of([0.5, 9.0, 40.0]))
     def disk_beside_the_store_fails_for_a_while(self, host: int, kind: str, seconds: float) -> None:
         self.do(lambda world: world.host(host).disk_fault(kind))
-        self.do(lambda world: world.publish_to_store(0, delta=False, within=5.0))
-        self.do(lambda world: world.wait(seconds))
+        self.do(lambda world: world.publish_to_store(0, delta=False, within=5.0), then=seconds)
         self.do(lambda world: world.host(host).heal_disk())
 
     @may(STORE_RULES, host=STORE_HOST, name=STORE_ENGINE, starts=one_of([False, True]))

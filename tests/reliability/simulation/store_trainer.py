@@ -39,21 +39,17 @@ class StoreProcess:
 
     @property
     def is_busy(self) -> bool:
-        """Whether it does something now."""
         return self.task is not None and not self.task.done()
 
     def do(self, work: Coroutine[Any, Any, None]) -> None:
-        """Begin to do something."""
         assert not self.is_busy
         self.task = self.world.loop.create_task(work)
 
     def check(self) -> None:
-        """What it did has ended as it may."""
         if self.task is not None and self.task.done() and not self.task.cancelled():
             self.task.result()
 
     def kill(self) -> None:
-        """SIGKILL."""
         self.client.alive = False
         if self.task is not None:
             self.task.cancel()
@@ -72,24 +68,19 @@ class SimTarget(BucketTarget):
 
     @property
     def run(self) -> BucketRun:
-        """The run that it holds."""
         return self._run
 
     async def opened(self, folder: RunFolder) -> None:
-        """As `begin`."""
         await self._run.begin()
         self.begin(folder)
 
     async def used(self, order: Order) -> bool:
-        """As `is_used`."""
         return await self._run.is_used(order)
 
     async def uploaded(self, folder: Path, data: bytes) -> None:
-        """As `publish`, without removing the folder."""
         await self._publish(folder, data)
 
     async def ended(self) -> None:
-        """A collection is stopped with the process."""
         await self._end_collection()
 
     def _do(self, call: Coroutine[Any, Any, Any]) -> None:  # type: ignore[override]
@@ -116,7 +107,6 @@ class StoreTrainer(StoreProcess):
         self._last: tuple[str, int] | None = None
 
     def kill(self) -> None:
-        """See `StoreProcess`."""
         super().kill()
         if self.target is not None:
             self.world.loop.run_until_complete(self.target.ended())
@@ -127,11 +117,9 @@ class StoreTrainer(StoreProcess):
         self.do(self._told(lambda: self._publish(delta=delta)))
 
     def roll_back(self) -> None:
-        """Begin to take back what is wanted."""
         self.do(self._told(self._roll_back))
 
     async def _told(self, work: Callable[[], Awaitable[None]]) -> None:
-        """What the trainer learns from an error."""
         self.has_failed = True
         try:
             await work()
@@ -185,7 +173,6 @@ class StoreTrainer(StoreProcess):
         return SimFolder(0, Make.GOOD, content)
 
     def _written(self, order: Order, version: SimFolder) -> tuple[Path, bytes]:
-        """A version in the local folder, and its manifest."""
         path = f"{RUN}/{version_folder(order)}"
         manifest = seen_at(path, version).structure.manifest
         assert manifest is not None
@@ -237,7 +224,6 @@ class StoreCollector(StoreProcess):
         self.done: BucketCollection | None = None
 
     def collect(self, *, keep: int | None, dry: bool) -> None:
-        """Begin to."""
         self.do(self._collect(keep, dry=dry))
 
     async def _collect(self, keep: int | None, *, dry: bool) -> None:

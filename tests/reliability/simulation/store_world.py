@@ -55,18 +55,15 @@ class StoreHost(Host):
         return StoreHostPromises(self)
 
     def sources(self) -> FollowedSources:
-        """See `Host`."""
         before, self.client = self.client, SimBucket(self.world.store, random.Random(self.chance.random()))
         self.client.cut, self.client.slow = before.cut, before.slow
         return FollowedSources([BucketUpstream(self.client)])
 
     def kill(self) -> None:
-        """See `Place`."""
         self.client.alive = False
         super().kill()
 
     def mend(self) -> None:
-        """See `Place`."""
         self.client.mend()
         super().mend()
 
@@ -151,7 +148,6 @@ class StoreWorld(World):
             self._patches.enter_context(mock.patch.object(module, name, value))
 
     def _wall_time(self) -> float:
-        """What a caller's clock says: any time."""
         return self.chance.random() * 4e9
 
     def _free_bytes(self, folder: Path) -> int:
@@ -159,7 +155,6 @@ class StoreWorld(World):
         return 0 if is_full else 2**40
 
     def close(self) -> None:
-        """See `World`."""
         for process in self._processes():
             process.kill()
         for place in self.places:
@@ -170,7 +165,6 @@ class StoreWorld(World):
         self._patches.close()
 
     def hold(self) -> None:
-        """See `World`."""
         super().hold()
         self.watch.hold_now()
         for process in self._processes():
@@ -181,7 +175,6 @@ class StoreWorld(World):
     # What the store tells.
 
     def counts_now(self, path: str, version: str, folder: SimFolder) -> None:
-        """A version has come to count."""
         order = parse_version_folder(path.rpartition("/")[2])
         assert order is not None
         self.was_good.add(version)
@@ -199,7 +192,6 @@ class StoreWorld(World):
     # Who there is.
 
     def host(self, index: int) -> StoreHost:
-        """One of the hosts."""
         return self.hosts[index % len(self.hosts)]
 
     def trainer(self, index: int) -> StoreTrainer | StoreHub:
@@ -223,15 +215,16 @@ class StoreWorld(World):
 
     # What may happen.
 
-    def publish_to_store(self, index: int, *, delta: bool, within: float) -> None:
-        """A trainer publishes, if it does nothing else, and is waited for so long."""
+    def publish_to_store(self, index: int, *, delta: bool, within: float, then: float = 0.0) -> None:
+        """A trainer publishes, if it does nothing else, and is waited for so long; then so much time passes."""
         trainer = self.trainer(index)
         if not trainer.is_busy or isinstance(trainer, StoreHub):
             trainer.publish(delta=delta)
         self._until(lambda: not trainer.is_busy, within)
+        if then:
+            self.wait(then)
 
     def roll_back_in_store(self, index: int, *, within: float) -> None:
-        """What steers says that its newest version is not to be served."""
         trainer = self.trainer(index)
         if not trainer.is_busy or isinstance(trainer, StoreHub):
             trainer.roll_back()
@@ -272,21 +265,17 @@ class StoreWorld(World):
             trainer.rots = True
 
     def goes_wrong(self, who: str, call: StoreCall, faults: Iterable[StoreFault]) -> None:
-        """What somebody asks of the store next goes wrong."""
         for client in self.clients(who):
             client.faults[call].extend(faults)
 
     def cut(self, who: str, *, cut: bool) -> None:
-        """Somebody cannot reach the store any more, or can again."""
         for client in self.clients(who):
             client.cut = cut
 
     def set_down(self, *, down: bool) -> None:
-        """The store answers no request any more, or answers again."""
         self.store.is_down = down
 
     def slow(self, who: str, seconds: float) -> None:
-        """Each range takes somebody longer."""
         for client in self.clients(who):
             client.slow = seconds
 

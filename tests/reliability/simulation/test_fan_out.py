@@ -187,7 +187,6 @@ class Host:
         self.turn.heard(HubCalls.name, reply.pull)
 
     async def pull(self) -> None:
-        """As `UpstreamFollower` pulls."""
         self.folder.mkdir()
         self.turn.begin(VERSION)
         self.pulling = True
@@ -246,7 +245,6 @@ def fleet(
     store: bool = False,
     works: Callable[[], bool] = lambda: True,
 ) -> Generator[Fleet]:
-    """A hub and hosts that lack a version."""
     loop = VirtualLoop(random.Random(1))
     clock = VirtualClock(loop)
     hub = Hub(folder, clock)

@@ -36,7 +36,6 @@ def test_every_promise_holds_on_several_hosts_under_whatever_comes(share: int) -
 
 
 def _seen(seed: int) -> Counter[str]:
-    """What happened in the case of a seed."""
     story = played_or_shortest(drawn_of_hosts(seed), seed)
     seen = Counter({"steps": story.steps})
     assert isinstance(story.world, Hosts)
@@ -62,8 +61,7 @@ def test_a_version_that_is_collected_while_a_follower_pulls_it_slowly_is_kept_or
     with closing(world_of(2, followers=2)) as world:
         world.slow(0, 3.0)
         for _ in range(8):
-            world.publish(Make.GOOD, announce=True)
-            world.wait(6.0)
+            world.publish(Make.GOOD, announce=True, then=6.0)
             world.sweep()
         world.slow(0, 0.0)
         world.heal()
@@ -88,11 +86,9 @@ def test_a_follower_that_is_killed_in_a_pull_leaves_nothing_that_counts_and_noth
 
 def test_hosts_go_to_nothing_newer_while_the_hub_has_paused_the_run_and_have_it_at_hand_when_it_goes_on() -> None:
     with closing(Hosts(4, followers=2)) as world:
-        world.publish(Make.GOOD, announce=True)
-        world.wait(10.0)
+        world.publish(Make.GOOD, announce=True, then=10.0)
         world.pause_updates(paused=True)
-        world.publish(Make.GOOD, announce=True)
-        world.wait(20.0)
+        world.publish(Make.GOOD, announce=True, then=20.0)
         assert [host.following().serves for host in world.hosts] == ["run~v000001", "run~v000001"]
         assert all("run/v000002" in host.disk.folders for host in world.hosts)
         world.heal()
@@ -102,8 +98,7 @@ def test_hosts_go_to_nothing_newer_while_the_hub_has_paused_the_run_and_have_it_
 def test_a_host_that_was_cut_off_goes_back_with_its_hub_also_while_that_has_paused_the_run() -> None:
     with closing(Hosts(5, followers=1)) as world:
         for _ in range(2):
-            world.publish(Make.GOOD, announce=True)
-            world.wait(10.0)
+            world.publish(Make.GOOD, announce=True, then=10.0)
         world.cut(0, cut=True)
         world.roll_back()
         world.wait(5.0)
@@ -118,8 +113,7 @@ def test_what_was_pulled_of_a_version_that_the_hub_takes_back_goes_though_all_el
     with closing(Hosts(6, followers=1)) as world:
         (host,) = world.hosts
         for _ in range(2):
-            world.publish(Make.GOOD, announce=True)
-            world.wait(10.0)
+            world.publish(Make.GOOD, announce=True, then=10.0)
         world.slow(0, 1.0)
         world.publish(Make.GOOD, announce=True)
         while not host.disk.being_written():
@@ -135,8 +129,7 @@ def until_it_is_ordered(world: LedHosts, stage: Stage) -> None:
     """Two hosts serve the first version, have pulled the second one, and the order of it to the first host has come to
     a stage.
     """
-    world.publish(Make.GOOD, announce=True)
-    world.wait(20.0)
+    world.publish(Make.GOOD, announce=True, then=20.0)
     assert served(world) == ["run~v000001", "run~v000001"]
     world.pause_updates(paused=True)
     world.publish(Make.GOOD, announce=True)
@@ -188,8 +181,7 @@ def test_clocks_that_jump_on_the_hub_and_on_a_host_change_nothing_of_an_order(st
         assert [states(world, host.name) for host in world.hosts] == [(EngineState.IN_SYNC, "2")] * 2
         world.set_wall_clock(0.0)
         world.hosts[0].set_wall_clock(0.0)
-        world.publish(Make.GOOD, announce=True)
-        world.wait(30.0)
+        world.publish(Make.GOOD, announce=True, then=30.0)
         assert served(world) == ["run~v000003", "run~v000003"]
         world.heal()
 
@@ -201,8 +193,7 @@ def test_reports_and_replies_that_are_lost_or_late_cost_the_time_to_the_next_and
 ) -> None:
     with closing(LedHosts(1, followers=2)) as world:
         for _ in range(2):
-            world.publish(Make.GOOD, announce=True)
-            world.wait(20.0)
+            world.publish(Make.GOOD, announce=True, then=20.0)
         if back:
             world.roll_back()
         else:
@@ -220,13 +211,11 @@ def test_a_reply_of_a_hub_whose_lead_is_over_is_not_obeyed_also_after_a_restart_
     with closing(of_a_group(followers=1)) as world:
         (host,) = world.hosts
         for _ in range(2):
-            world.publish(Make.GOOD, announce=True)
-            world.wait(15.0)
+            world.publish(Make.GOOD, announce=True, then=15.0)
             world.kill()
             world.start()
             world.wait(15.0)
-        world.publish(Make.GOOD, announce=True)
-        world.wait(15.0)
+        world.publish(Make.GOOD, announce=True, then=15.0)
         assert host.following().fence == world.epoch
         world.order_as_another(0, 0, behind=1)
         host.kill()
@@ -246,8 +235,7 @@ def test_an_engine_that_restarts_takes_its_host_not_back_from_what_was_ordered_w
     with closing(LedHosts(7, strategy=StrategyName.ROLLING, followers=2)) as world:
         host = world.hosts[0]
         assert len(host.servers) > 1
-        world.publish(Make.GOOD, announce=True)
-        world.wait(30.0)
+        world.publish(Make.GOOD, announce=True, then=30.0)
         world.slow(1, 4.0)
         world.publish(Make.GOOD, announce=True)
         while states(world, host.name) != (EngineState.IN_SYNC, "2"):
@@ -264,8 +252,7 @@ def test_an_engine_that_restarts_takes_its_host_not_back_from_what_was_ordered_w
 
 def test_a_host_that_is_led_and_hears_no_answer_to_its_reports_goes_nowhere_by_itself() -> None:
     with closing(LedHosts(3, followers=1)) as world:
-        world.publish(Make.GOOD, announce=True)
-        world.wait(15.0)
+        world.publish(Make.GOOD, announce=True, then=15.0)
         world.pause_updates(paused=True)
         world.publish(Make.GOOD, announce=True)
         world.damage(0, [], [Damage.LOST, Damage.LOST])
@@ -280,8 +267,7 @@ def test_a_host_that_is_led_and_hears_no_answer_to_its_reports_goes_nowhere_by_i
 def test_a_follower_whose_root_in_memory_is_empty_at_its_start_pulls_again() -> None:
     with closing(Hosts(7, followers=1)) as world:
         (host,) = world.hosts
-        world.publish(Make.GOOD, announce=True)
-        world.wait(15.0)
+        world.publish(Make.GOOD, announce=True, then=15.0)
         host.kill()
         host.disk.exchange(service=None, contents={})
         host.start_engine("a")
@@ -302,16 +288,14 @@ def test_a_follower_that_finds_another_root_in_place_of_its_own_says_so_writes_n
     """
     with closing(world_of(8, followers=1)) as world:
         (host,) = world.hosts
-        world.publish(Make.GOOD, announce=True)
-        world.wait(15.0)
+        world.publish(Make.GOOD, announce=True, then=15.0)
         host.kill()
         contents = {} if service is None else {"run/v000001": 10**6, "run/v000002": 10**6 + 1}
         own = host.disk.exchange(service=service, contents=contents, kind="ext4")
         before = host.disk.everything()
         host.start_engine("a")
         host.start()
-        world.publish(Make.GOOD, announce=True)
-        world.wait(60.0)
+        world.publish(Make.GOOD, announce=True, then=60.0)
         assert host.life is not None
         told = host.life.store.faults.root
         assert told is not None
@@ -327,17 +311,14 @@ def test_a_follower_that_finds_another_root_in_place_of_its_own_says_so_writes_n
 
 
 def served(world: Hosts) -> list[str | None]:
-    """What each host is proved to serve."""
     return [served_by(host) for host in world.hosts]
 
 
 def served_by(host: Host) -> str | None:
-    """What a host is proved to serve."""
     return host.following().serves
 
 
 def states(world: LedHosts, host: str) -> tuple[EngineState, str | None]:
-    """How a host stands at its hub, and the label of what it serves."""
     record = world.record_of(host)
     assert record is not None
     return record.state, record.contents.weight_version
@@ -357,8 +338,7 @@ def test_a_host_whose_reports_are_not_answered_goes_nowhere_though_it_has_pulled
     with closing(LedHosts(3, followers=1)) as world:
         world.hosts[0].kill()
         world.cut_orders(0, cut=True)
-        world.publish(Make.GOOD, announce=True)
-        world.wait(3.0)
+        world.publish(Make.GOOD, announce=True, then=3.0)
         world.hosts[0].start()
         world.wait(20.0)
         assert served(world) == [None]
@@ -372,11 +352,9 @@ def test_hosts_do_not_go_back_with_a_hub_that_is_restored_from_a_backup_until_it
     world_of: type[ForgettingHosts], seed: int
 ) -> None:
     with closing(world_of(seed, followers=2)) as world:
-        world.publish(Make.GOOD, announce=True)
-        world.wait(20.0)
+        world.publish(Make.GOOD, announce=True, then=20.0)
         world.back_up()
-        world.publish(Make.GOOD, announce=True)
-        world.wait(20.0)
+        world.publish(Make.GOOD, announce=True, then=20.0)
         world.lose_disk(emptied=False, begins=False)
         for host in world.hosts:
             for engine in host.servers:
@@ -396,14 +374,12 @@ def test_a_trainer_that_begins_again_after_its_hub_was_emptied_is_followed_by_ho
 ) -> None:
     with closing(world_of(seed, followers=2)) as world:
         for _ in range(3):
-            world.publish(Make.GOOD, announce=True)
-            world.wait(20.0)
+            world.publish(Make.GOOD, announce=True, then=20.0)
         world.lose_disk(emptied=True, begins=False)
         world.wait(20.0)
         world.begin_training_again()
         for step in (1, 2):
-            world.publish(Make.GOOD, announce=True)
-            world.wait(90.0)
+            world.publish(Make.GOOD, announce=True, then=90.0)
             assert served(world) == [f"run~v00000{step}.g2"] * 2
         assert not [what for what in world.counts if what.startswith("operator")]
         world.heal()

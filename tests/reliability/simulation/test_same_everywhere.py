@@ -107,7 +107,6 @@ def test_make_simulation_begins_with_another_case_each_time_unless_it_is_told_wh
 
 
 def first_case_of(*arguments: str) -> str:
-    """What `make simulation` would begin with: nothing is run."""
     order = ["make", "--dry-run", "simulation", *arguments]
     environment = {name: value for name, value in os.environ.items() if name not in {"SEED", "MAKEFLAGS"}}
     done = subprocess.run(order, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)

@@ -56,7 +56,6 @@ def test_every_promise_holds_under_whatever_comes(share: int) -> None:
 
 
 def _seen(seed: int) -> Counter[str]:
-    """What happened in the case of a seed."""
     story = played_or_shortest(drawn(seed), seed)
     promises = story.world.promises
     counts = {"steps": story.steps, "versions recycled": promises.recycled, "copies made": promises.copied}
@@ -64,7 +63,6 @@ def _seen(seed: int) -> Counter[str]:
 
 
 def played_or_shortest(case: Case, seed: int) -> Story:
-    """Take a case's steps. A failure says how to have it again."""
     try:
         return played(case)
     except Exception as error:
@@ -183,8 +181,7 @@ def test_engines_that_restart_in_a_pause_of_updates_are_brought_back_to_what_the
     chance = random.Random(seed)
     world = World(seed, strategy=list(StrategyName)[seed % 3], vllm=some_engines(chance))
     try:
-        world.publish(Make.GOOD, announce=True)
-        world.wait(5.0)
+        world.publish(Make.GOOD, announce=True, then=5.0)
         for _ in range(4):
             for _ in range(chance.randint(0, 3)):
                 world.publish_delta(0, announce=True, honest=True)
@@ -214,8 +211,7 @@ def test_versions_in_memory_alone_are_held_until_no_engine_has_them_and_then_one
     chance = random.Random(seed)
     world = World(seed, vllm=some_engines(chance), plugged=True)
     try:
-        world.publish(Make.GOOD, announce=True)
-        world.wait(5.0)
+        world.publish(Make.GOOD, announce=True, then=5.0)
         for _ in range(chance.randint(1, 3)):
             world.hand_over(files=False)
             world.take_back(announce=True)
@@ -251,8 +247,7 @@ def test_what_is_sent_is_served_where_all_of_it_has_arrived_and_no_engine_is_pau
     chance = random.Random(seed)
     world = World(seed, vllm=some_engines(chance), plugged=True)
     try:
-        world.publish(Make.GOOD, announce=True)
-        world.wait(5.0)
+        world.publish(Make.GOOD, announce=True, then=5.0)
         engines = [world.servers[name] for name in "ab"]
         before = [engine.tensors for engine in engines]
         world.hand_over(sending=sending)
@@ -278,8 +273,7 @@ def test_another_writer_that_never_stops_is_not_answered_for_ever_and_is_always_
     chance = random.Random(seed)
     world = World(seed, strategy=list(StrategyName)[seed % 3], vllm=some_engines(chance))
     try:
-        world.publish(Make.GOOD, announce=True)
-        world.wait(10.0)
+        world.publish(Make.GOOD, announce=True, then=10.0)
         server = world.servers["a"]
         orders, writes = server.orders, 40
         for _ in range(writes):
@@ -305,7 +299,6 @@ def test_one_seed_reproduces_a_run(seed: int) -> None:
 
 
 def story(seed: int) -> list[str]:
-    """What happens in a run whose steps are left to chance."""
     chance = random.Random(seed)
     world = World(seed, strategy=list(StrategyName)[seed % 3], vllm=some_engines(chance))
     try:

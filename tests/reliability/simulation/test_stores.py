@@ -30,7 +30,6 @@ def test_every_promise_holds_on_hosts_that_follow_a_store_under_whatever_comes(s
 
 
 def _seen(seed: int) -> Counter[str]:
-    """What happened in the case of a seed."""
     story = played_or_shortest(drawn_of_stores(seed), seed)
     assert isinstance(story.world, StoreWorld)
     seen = Counter({"steps": story.steps})
@@ -56,13 +55,11 @@ def test_of_two_trainers_the_one_that_moves_the_pointer_second_says_so_and_goes_
 def test_what_a_hub_wanted_does_not_hold_back_a_trainer_that_takes_its_run_over(pushed: bool) -> None:
     with closing(StoreWorld(2, followers=1, pushed=pushed)) as world:
         for _ in range(2):
-            world.publish_to_store(0, delta=False, within=20.0)
-            world.wait(10.0)
+            world.publish_to_store(0, delta=False, within=20.0, then=10.0)
         world.roll_back_in_store(0, within=10.0)
         world.wait(10.0)
         assert world.hosts[0].following().serves == "run~v000001"
-        world.publish_to_store(1, delta=False, within=10.0)
-        world.wait(10.0)
+        world.publish_to_store(1, delta=False, within=10.0, then=10.0)
         assert world.hosts[0].following().serves == "run~v000001.g2"
         world.heal()
 
@@ -71,8 +68,7 @@ def test_a_version_that_a_slow_follower_pulls_stays_by_its_note_and_goes_when_th
     with closing(StoreWorld(3, followers=1, pushed=False)) as world:
         (host,) = world.hosts
         world.slow(host.name, 40.0)
-        world.publish_to_store(0, delta=False, within=10.0)
-        world.wait(3.0)
+        world.publish_to_store(0, delta=False, within=10.0, then=3.0)
         assert host.following().pulling == "run~v000001"
         for _ in range(3):
             world.publish_to_store(1, delta=False, within=10.0)
@@ -94,8 +90,7 @@ def test_what_trainers_and_collectors_leave_that_are_killed_at_any_moment_goes_a
             world.publish_to_store(0, delta=False, within=0.0)
             world.wait(at * 0.004)
             world.restart_store_trainer(0, back=at % 2)
-        world.publish_to_store(0, delta=False, within=10.0)
-        world.wait(95.0)
+        world.publish_to_store(0, delta=False, within=10.0, then=95.0)
         for at in range(12):
             world.collect(within=at * 0.008, killed=True)
         world.heal()
@@ -106,8 +101,7 @@ def test_bytes_of_a_store_that_are_damaged_on_their_way_are_pulled_again_and_rea
     with closing(StoreWorld(5, followers=2)) as world:
         for call in (StoreCall.READ, StoreCall.FILL, StoreCall.LOOK):
             world.goes_wrong("host0", call, [StoreFault.WRONG, StoreFault.CUT, StoreFault.LOST, StoreFault.WRONG])
-        world.publish_to_store(0, delta=False, within=20.0)
-        world.wait(30.0)
+        world.publish_to_store(0, delta=False, within=20.0, then=30.0)
         assert world.counts["fill wrong"] == 2
         assert len({host.following().serves for host in world.hosts}) == 1
         world.heal()
@@ -124,8 +118,7 @@ def test_a_hub_that_comes_again_with_nothing_to_push_leaves_the_run_to_its_publi
         fault = world.hub.life.store.faults.push
         assert fault is not None
         assert "another publisher has the run" in fault
-        world.publish_to_store(1, delta=False, within=10.0)
-        world.wait(10.0)
+        world.publish_to_store(1, delta=False, within=10.0, then=10.0)
         assert world.hosts[0].following().serves == "run~v000002.g2"
         world.heal()
 
@@ -133,8 +126,7 @@ def test_a_hub_that_comes_again_with_nothing_to_push_leaves_the_run_to_its_publi
 def test_followers_stay_on_a_version_whose_files_their_hub_has_lost_and_go_back_when_it_is_rolled_back() -> None:
     with closing(StoreWorld(7, followers=1, pushed=True)) as world:
         for _ in range(3):
-            world.publish_to_store(0, delta=False, within=20.0)
-            world.wait(10.0)
+            world.publish_to_store(0, delta=False, within=20.0, then=10.0)
         assert world.hub is not None
         world.lose_files_of_hub(then=10.0)
         assert world.hub.life is not None

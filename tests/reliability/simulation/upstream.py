@@ -58,7 +58,6 @@ class SimBytes:
         return f"http://{self._link.to.name}"
 
     async def get(self, path: str, most: int) -> bytes:
-        """The body of an answer, as `HttpByteSource.get`."""
         match = _PATH.fullmatch(path)
         assert match is not None, f"nobody has told the simulation about {path}"
         version = unquote(match[1])
@@ -190,7 +189,6 @@ class SimHub(HubUpstream):
         self._client = _Client(link)  # type: ignore[assignment]
 
     async def changes(self, name: str) -> AsyncIterator[bool]:
-        """See `Upstream`."""
         try:
             life = await self._link.reach()
             while True:
@@ -203,4 +201,4 @@ class SimHub(HubUpstream):
             raise UnreachableError(str(error)) from error
 
     async def aclose(self) -> None:
-        """See `ByteSource`."""
+        pass

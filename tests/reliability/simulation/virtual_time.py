@@ -40,7 +40,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._virtual += max(seconds, 0.0)
 
     def run_in_executor(self, _: Any, work: Callable[..., Any], *arguments: Any) -> "asyncio.Future[Any]":  # type: ignore[override]
-        """See the module's docstring."""
         answer: asyncio.Future[Any] = self.create_future()
 
         def act() -> None:

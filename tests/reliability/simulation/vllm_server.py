@@ -83,7 +83,6 @@ class SimVllm(SimServer):
         self._begin()
 
     def _begin(self) -> None:
-        """What a new process knows."""
         self.asleep = False
         self._ended = False  # the engine, behind a front that is there for a moment yet
         self._deadly = False  # whether the next forward ends the engine
@@ -94,7 +93,6 @@ class SimVllm(SimServer):
         self._unread: list[deque[_Said]] = [deque() for _ in range(self.ranks)]
 
     def connect(self, alive: Callable[[], bool]) -> EnginePort:
-        """See `SimServer`."""
         dialect = VllmDialect(SimTransport(self, alive))
         return ServerEngine(dialect, plugin_of(self, alive), LOAD_TIMEOUT)
 
@@ -107,16 +105,13 @@ class SimVllm(SimServer):
 
     @property
     def answers(self) -> bool:
-        """See `SimServer`."""
         return super().answers and not self.asleep and not self._ended
 
     def start(self) -> None:
-        """See `SimServer`."""
         super().start()
         self._begin()
 
     async def is_written_by_another(self, content: int) -> None:
-        """See `SimServer`. It loads well."""
         before = self.others
         await super().is_written_by_another(content)
         if self.others != before:
@@ -124,15 +119,12 @@ class SimVllm(SimServer):
             self._left = {}
 
     def sleeps(self, *, asleep: bool) -> None:
-        """See `SimServer`."""
         self.asleep = asleep and self.up
 
     def is_misused(self) -> None:
-        """See `SimServer`."""
         self._heard([_Said.FAILED] * self.ranks)
 
     async def handle(self, path: str, body: dict[str, Any] | None, fault: Fault | None) -> Reply:
-        """See `SimServer`."""
         await asyncio.sleep(self.chance.random() * 0.002)
         route = path.partition("?")[0]
         if fault is Fault.GARBAGE:
@@ -162,7 +154,6 @@ class SimVllm(SimServer):
         return reply(405, detail="Method Not Allowed") if body is None and route in POSTED else None
 
     async def _done(self, route: str, body: dict[str, Any], fault: Fault | None) -> Reply:
-        """One call through the engine."""
         method = body.get("method", route)
         if method in {"reload_weights", "refitd_update"}:
             return await self._loaded(method, body["kwargs"], fault)
@@ -207,7 +198,6 @@ class SimVllm(SimServer):
                 raise AssertionError(f"nobody has told the simulation about {method}")
 
     def _resumed(self, status: str) -> Reply:
-        """What was held goes on at once, by a forward."""
         self.paused = False
         if self._deadly or self.asleep:
             self._ended = True
@@ -266,7 +256,6 @@ class SimVllm(SimServer):
         return said
 
     async def _updated(self, plugin: SimPlugin, path: str, fault: Fault | None) -> Answer:
-        """refitd's extension loads."""
         answer = await plugin.load(path, fault)
         if answer.outcome is UpdateOutcome.SERVED:
             self._left, self._deadly, self._nan = {}, False, False
@@ -276,7 +265,6 @@ class SimVllm(SimServer):
         return reply(200, results=[{"ok": True, "message": answer.message}] * self.ranks)
 
     async def _reloaded(self, path: str, fault: Fault | None) -> list[bool]:
-        """vLLM's own reload: of each rank, whether it failed."""
         if self.plugin is not None:
             self.plugin.lost_track()
         folder = None if self.disk.hidden else self.disk.any(path)

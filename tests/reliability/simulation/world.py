@@ -85,7 +85,6 @@ class World(Place):
         self._others: set[asyncio.Task[None]] = set()
 
     def close(self) -> None:
-        """End everything."""
         self.kill()
         for server in self.servers.values():
             server.die()
@@ -97,12 +96,10 @@ class World(Place):
     # What may happen. Each is one step.
 
     def wait(self, seconds: float) -> None:
-        """Let time pass, and look at the promises."""
         self.loop.run_until_complete(self._wait(seconds))
         self.hold()
 
     def hold(self) -> None:
-        """Look at the promises of each host."""
         for place in self.places:
             place.promises.hold()
 
@@ -115,8 +112,7 @@ class World(Place):
                 if place.life is not None:
                     place.life.check()
 
-    def publish(self, make: Make, *, announce: bool) -> None:
-        """The next step comes into its place."""
+    def publish(self, make: Make, *, announce: bool, then: float | None = None) -> None:
         self.take_back(announce=announce)
         self.step += 1
         order = Order(self.generation, self.step)
@@ -127,6 +123,8 @@ class World(Place):
             self.trained.clear()  # what was written past the publisher it cannot lead on from
         if announce:
             self._announce_written(order, folder) if self.waits else self.announce(self.step)
+        if then is not None:
+            self.wait(then)
 
     def publish_delta(self, back: int, *, announce: bool, honest: bool) -> None:
         """The next step as a delta on what engines serve, or on one that is so far back. A liar's leads nowhere."""
@@ -160,7 +158,6 @@ class World(Place):
             self.promises.taken(path, order, folder.content)
 
     def _served(self) -> str | None:
-        """As the publisher asks for it."""
         if self.life is None:
             return None
         store, targets = self.life.store, self.life.targets
@@ -168,7 +165,6 @@ class World(Place):
         return found if isinstance(found, str) else None
 
     def publish_late(self, make: Make) -> None:
-        """A step that is older than the newest, out of order."""
         self.take_back(announce=True)
         if self.step > 2:
             path = f"{RUN}/{version_folder(Order(self.generation, self.step - 2))}"
@@ -176,7 +172,6 @@ class World(Place):
                 self._write(Order(self.generation, self.step - 2), make)
 
     def restart_trainer(self) -> None:
-        """It starts again at an earlier step: a new generation."""
         self.kill_trainer()
         self.generation += 1
         self.step = self.step // 2
@@ -267,12 +262,10 @@ class World(Place):
 
     @property
     def target_is_in_memory(self) -> bool:
-        """Whether engines are to serve what has no files."""
         target = None if self.life is None else self.life.targets.of_run(RUN).target
         return target is not None and target.in_memory
 
     def _is_taken_by_all(self, version: str) -> bool:
-        """As the publisher asks for it."""
         told = None if self.life is None else self.ask(wait(version, self.life.service, AT_ONCE, "taken", 0.0))
         engines = [] if told is None else told.version.engines
         return told is not None and not told.followers and bool(engines) and all(each.serves for each in engines)
@@ -290,18 +283,15 @@ class World(Place):
         return folder
 
     def announce(self, step: int, base: str | None = None) -> None:
-        """A notice; what is answered with 2xx is remembered as promised."""
         if self.life is not None:
             kind = Kind.FULL if base is None else Kind.DELTA
             self._call(self._tell(self.life, Notice(run=RUN, step=step, kind=kind, base=base)))
 
     def roll_back(self) -> None:
-        """An operator has seen enough of the newest version."""
         if self.life is not None:
             self._call(rollback(Rollback(run=RUN), self.life.service))
 
     def pin(self, index: int, *, pinned: bool) -> None:
-        """Keep a version, or let it go."""
         if self.life is not None and (versions := sorted(self.life.store.versions)):
             change = pin if pinned else unpin
             self._call(change(versions[index % len(versions)], self.life.service))
@@ -335,7 +325,6 @@ class World(Place):
                 self.promises.removed(f"{ADDED}:1")
 
     def relabel(self, name: str) -> None:
-        """Somebody else sets the version label."""
         self.servers[name].label = "somebody else's"
 
     def write_as_another(self, name: str) -> None:
@@ -352,7 +341,6 @@ class World(Place):
         self.servers[name].lies = lies
 
     def is_served_by_all_but(self, name: str) -> bool:
-        """Whether the others serve the target, and this one is given up."""
         assert self.life is not None
         target, engines = self.life.targets.of_run(RUN).target, self.life.store.engines
         assert target is not None
@@ -362,12 +350,10 @@ class World(Place):
         )
 
     def take_away_newest(self, how_many: int) -> None:
-        """The newest versions are deleted, whoever serves them."""
         for path in sorted(self.disk.folders, key=self.promises.order_of, reverse=True)[:how_many]:
             self.disk.remove(path)
 
     def take_away(self, index: int) -> None:
-        """The trainer deletes a version of its own."""
         if paths := sorted(self.disk.folders):
             self.disk.remove(paths[index % len(paths)])
 
@@ -378,7 +364,6 @@ class World(Place):
             self.promises.restored(path)
 
     def rewrite(self, index: int, make: Make) -> None:
-        """Other bytes at the same path, whoever reads it."""
         paths = sorted(self.disk.folders)
         if paths:
             path = paths[index % len(paths)]
@@ -447,13 +432,11 @@ class World(Place):
 
     @property
     def standing(self) -> Standing:
-        """How the run stands, in a word."""
         assert self.life is not None
         return glance_at(self.life.store, self.life.targets, RUN).standing
 
     @property
     def trace(self) -> list[str]:
-        """What has happened, to compare two runs of one seed."""
         return self.promises.trace
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from refitd.policy.leases import DEAD_AFTER, EngineView, LeaseKind, Load, RunView, Views, leases, reasons_of
+from refitd.policy.leases import DEAD_AFTER, EngineView, Lease, LeaseKind, Load, RunView, Views, leases, reasons_of
 from refitd_client.contract.states import EngineState
 
 
@@ -14,10 +14,6 @@ def _engine(**fields: object) -> EngineView:
 def _sentences(*engines: EngineView, runs: tuple[RunView, ...] = (), validating: tuple[str, ...] = ()) -> dict:
     found = leases(Views(engines=engines, runs=runs, validating=validating))
     return {version: [str(lease) for lease in held] for version, held in found.items()}
-
-
-def test_nobody_needs_anything_of_an_empty_fleet() -> None:
-    assert leases(Views()) == {}
 
 
 def test_an_engine_leases_what_it_serves_loads_and_may_be_restored_to() -> None:
@@ -69,26 +65,18 @@ def test_a_dead_engine_pins_what_it_may_still_be_reading_until_there_is_proof() 
     assert "a" not in leases(Views(engines=(engine,)))
 
 
-def test_a_run_leases_its_target_and_its_last_good_version() -> None:
+def test_a_run_leases_its_target_and_its_last_good_version_and_the_catalog_what_it_validates() -> None:
     run = RunView(run="exp/trial", target="b", last_good="a")
-    assert _sentences(runs=(run,)) == {
+    assert _sentences(runs=(run,), validating=("c",)) == {
         "b": ["target of run exp/trial"],
         "a": ["last good version of run exp/trial"],
+        "c": ["the catalog is validating it"],
     }
-
-
-def test_a_rollback_in_progress_says_so() -> None:
     run = RunView(run="exp", target="a", last_good="a", rolling_back=True)
     assert _sentences(runs=(run,)) == {"a": ["run exp is being rolled back to it", "last good version of run exp"]}
 
 
-def test_a_version_that_is_being_validated_is_leased() -> None:
-    assert _sentences(validating=("c",)) == {"c": ["the catalog is validating it"]}
-
-
 def test_each_kind_of_lease_has_a_sentence_of_its_own() -> None:
-    from refitd.policy.leases import Lease
-
     assert len({str(Lease(kind=kind, holder="x")) for kind in LeaseKind}) == len(LeaseKind)
 
 

@@ -1,5 +1,7 @@
 """Whether a version is served, and how a wait for it stands."""
 
+from typing import Any
+
 import pytest
 
 from refitd.policy.traffic import is_proven, outcome_of
@@ -7,48 +9,30 @@ from refitd.state.version import VersionRecord
 from refitd_client.contract.states import EngineState, VersionState, WaitOutcome
 from support.records import engine, version
 
-SERVED, SEALED = WaitOutcome.SERVED, WaitOutcome.SEALED
+SERVED, SEALED, PENDING = WaitOutcome.SERVED, WaitOutcome.SEALED, WaitOutcome.PENDING
+FAILED, SUPERSEDED = WaitOutcome.FAILED, WaitOutcome.SUPERSEDED
 
 
-def test_served_means_proven_on_every_reachable_engine() -> None:
-    assert is_proven("v7", [engine("a", serving="v7"), engine("b", serving="v7")], 1)
-    assert not is_proven("v7", [engine("a", serving="v7"), engine("b", serving="v6")], 1)
+@pytest.mark.parametrize(
+    ("other", "proven"),
+    [
+        ({"serving": "v7"}, True),
+        ({"serving": "v6"}, False),
+        ({"serving": "v6", "state": EngineState.UNREACHABLE}, True),
+        ({"serving": "v6", "state": EngineState.QUARANTINED}, True),
+        ({"state": EngineState.PROBING}, False),  # it was not asked yet
+        ({"serving": "v7", "known": False}, False),
+        ({"serving": "v7", "resume_owed": True}, False),  # it may still be paused
+    ],
+)
+def test_served_means_proven_on_every_engine_that_is_waited_for(other: dict[str, Any], proven: bool) -> None:
+    assert is_proven("v7", [engine("a", serving="v7"), engine("b", **other)], 1) is proven
 
 
-@pytest.mark.parametrize("state", [EngineState.UNREACHABLE, EngineState.QUARANTINED])
-def test_a_dead_engine_holds_up_nobody(state: EngineState) -> None:
-    assert is_proven("v7", [engine("a", serving="v7"), engine("b", serving="v6", state=state)], 1)
-
-
-def test_an_engine_that_has_not_been_asked_yet_is_waited_for() -> None:
-    assert not is_proven("v7", [engine("a", serving="v7"), engine("b", state=EngineState.PROBING)], 1)
-
-
-def test_nothing_is_served_by_no_engine() -> None:
+def test_nothing_is_served_by_no_engine_nor_by_fewer_than_the_quorum() -> None:
     assert not is_proven("v7", [], 1)
     assert not is_proven("v7", [engine(state=EngineState.UNREACHABLE, serving="v7")], 1)
-
-
-def test_a_quorum_can_ask_for_more_engines() -> None:
     assert not is_proven("v7", [engine("a", serving="v7")], 2)
-
-
-def test_contents_that_are_not_known_prove_nothing() -> None:
-    assert not is_proven("v7", [engine("a", serving="v7", known=False)], 1)
-
-
-def test_an_engine_that_may_still_be_paused_does_not_serve_yet() -> None:
-    assert not is_proven("v7", [engine("a", serving="v7", resume_owed=True)], 1)
-
-
-def test_a_version_that_was_served_once_was_served() -> None:
-    assert outcome_of(version(7, served_at="t"), version(9), SERVED, proven=False) is SERVED
-
-
-@pytest.mark.parametrize("state", [VersionState.SEALED, VersionState.DELETED])
-def test_what_was_rolled_back_from_is_not_called_served_though_it_was(state: VersionState) -> None:
-    left = version(7, served_at="t", barred=True, state=state)
-    assert outcome_of(left, version(6), SERVED, proven=True) is WaitOutcome.FAILED
 
 
 @pytest.mark.parametrize("state", [VersionState.RETIRED, VersionState.DELETED])
@@ -57,43 +41,39 @@ def test_what_was_rolled_back_from_is_not_called_served_though_it_was(state: Ver
 def test_nothing_is_called_served_by_what_was_collected_since(
     state: VersionState, target: VersionRecord | None, proven: bool
 ) -> None:
-    collected = version(7, served_at="t", state=state)
-    assert outcome_of(collected, target, SERVED, proven=proven) is WaitOutcome.SUPERSEDED
+    assert outcome_of(version(7, served_at="t", state=state), target, SERVED, proven=proven) is SUPERSEDED
 
 
-def test_what_lost_its_files_is_served_as_long_as_engines_hold_it_and_no_longer() -> None:
-    lost = version(7, served_at="t", state=VersionState.LOST)
-    assert outcome_of(lost, lost, SERVED, proven=True) is SERVED
-    assert outcome_of(lost, lost, SERVED, proven=False) is WaitOutcome.FAILED
-    assert outcome_of(lost, None, SERVED, proven=False) is WaitOutcome.FAILED
-    assert outcome_of(lost, version(6), SERVED, proven=True) is WaitOutcome.FAILED
-    assert outcome_of(lost, version(9), SERVED, proven=True) is WaitOutcome.SUPERSEDED
+LOST = version(7, served_at="t", state=VersionState.LOST)
+BACK = version(6, served_at="t")
 
 
-@pytest.mark.parametrize("state", [VersionState.REJECTED, VersionState.LOST])
-def test_a_bad_version_has_failed(state: VersionState) -> None:
-    assert outcome_of(version(7, state=state), None, SERVED, proven=False) is WaitOutcome.FAILED
-
-
-def test_a_version_that_a_newer_one_overtook_is_superseded() -> None:
-    assert outcome_of(version(7), version(8), SERVED, proven=False) is WaitOutcome.SUPERSEDED
-
-
-def test_a_version_that_was_rolled_back_from_has_failed() -> None:
-    assert outcome_of(version(7, barred=True), version(6), SERVED, proven=False) is WaitOutcome.FAILED
+@pytest.mark.parametrize(
+    ("waited", "target", "proven", "outcome"),
+    [
+        (version(7, served_at="t"), version(9), False, SERVED),  # served once is served
+        (version(7, served_at="t", barred=True), version(6), True, FAILED),  # not after a rollback
+        (version(7, served_at="t", barred=True, state=VersionState.DELETED), version(6), True, FAILED),
+        (version(7, barred=True), version(6), False, FAILED),
+        (LOST, LOST, True, SERVED),  # as long as engines hold it
+        (LOST, LOST, False, FAILED),
+        (LOST, None, False, FAILED),
+        (LOST, version(6), True, FAILED),
+        (LOST, version(9), True, SUPERSEDED),
+        (version(7, state=VersionState.REJECTED), None, False, FAILED),
+        (version(7, state=VersionState.LOST), None, False, FAILED),
+        (version(7), version(8), False, SUPERSEDED),
+        (version(7), version(7), False, PENDING),
+        *((version(7, state=state), None, False, PENDING) for state in VersionState if state.is_open),
+        (BACK, BACK, False, PENDING),  # a rollback's goal is served when the engines are there
+        (BACK, BACK, True, SERVED),
+    ],
+)
+def test_how_a_wait_for_served_stands(
+    waited: VersionRecord, target: VersionRecord | None, proven: bool, outcome: WaitOutcome
+) -> None:
+    assert outcome_of(waited, target, SERVED, proven=proven) is outcome
 
 
 def test_a_sealed_version_is_what_a_wait_for_sealed_waits_for() -> None:
     assert outcome_of(version(7), version(7), SEALED, proven=False) is SEALED
-    assert outcome_of(version(7), version(7), SERVED, proven=False) is WaitOutcome.PENDING
-
-
-@pytest.mark.parametrize("state", [state for state in VersionState if state.is_open])
-def test_a_version_without_a_verdict_is_pending(state: VersionState) -> None:
-    assert outcome_of(version(7, state=state), None, SERVED, proven=False) is WaitOutcome.PENDING
-
-
-def test_a_version_that_is_rolled_back_to_is_served_when_the_engines_are_there() -> None:
-    goal = version(6, served_at="t")
-    assert outcome_of(goal, goal, SERVED, proven=False) is WaitOutcome.PENDING
-    assert outcome_of(goal, goal, SERVED, proven=True) is SERVED

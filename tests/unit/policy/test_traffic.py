@@ -11,7 +11,8 @@ from refitd_client.contract.states import EngineState
 from support.records import engine, version
 
 TARGET = version(7)
-NOW = Demand(max_behind=0)
+NOW, ANY = Demand(max_behind=0), Demand()
+AWAY = (EngineState.UNREACHABLE, EngineState.QUARANTINED)
 
 
 def serving(step: int, **fields: Any) -> EngineRecord:
@@ -28,84 +29,62 @@ def test_requests_go_to_an_engine_that_is_proved_to_serve_the_target(state: Engi
 
 
 @pytest.mark.parametrize(
-    "state",
+    "fields",
     [
-        EngineState.UNREACHABLE,
-        EngineState.TAINTED,
-        EngineState.QUARANTINED,
-        EngineState.CONTESTED,
+        *({"state": s, "reason": "so it is"} for s in (*AWAY, EngineState.TAINTED, EngineState.CONTESTED)),
+        *({"known": False}, {"resume_owed": True}, {"reload": True}, {"contest": "changed"}, {"taken": "by another"}),
     ],
 )
-def test_no_request_goes_to_an_engine_of_whose_answers_nothing_is_known(state: EngineState) -> None:
-    why = asked(serving(7, state=state, reason="so it is"))
+def test_no_request_goes_to_an_engine_that_is_paused_or_of_whose_answers_nothing_is_known(
+    fields: dict[str, Any],
+) -> None:
+    why = asked(serving(7, **fields))
     assert why is not None
-    assert why.endswith(": so it is")
+    assert "reason" not in fields or why.endswith(": so it is")
+
+
+UPDATED = serving(6, state=EngineState.UPDATING, resume_owed=True)
+PROBING = serving(7, state=EngineState.PROBING)
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [{"known": False}, {"resume_owed": True}, {"reload": True}, {"contest": "changed"}, {"taken": "by another"}],
+    ("one", "demand", "why"),
+    [
+        (engine(), NOW, "serves no version yet"),
+        (engine(), ANY, "serves no version yet"),
+        (serving(5), NOW, "serves step 5, 2 behind step 7"),
+        (serving(5), Demand(max_behind=1), "serves step 5, 2 behind step 7"),
+        (serving(5), Demand(max_behind=2), None),
+        (serving(5), ANY, None),
+        (serving(8), NOW, None),
+        (serving(7), Demand(step=6), "serves step 7, not 6"),
+        (serving(6), Demand(step=6), None),
+        (serving(7), Demand(step=6, or_later=True), None),
+        (serving(5), Demand(step=6, or_later=True), "serves step 5, not 6 or a later one"),
+        # One that is updated holds requests only if it serves what is asked for.
+        (UPDATED, Demand(max_behind=1), "is being updated"),
+        (replace(UPDATED, state=EngineState.VERIFYING), ANY, "is being updated"),
+        (UPDATED, NOW, "serves step 6, 1 behind step 7"),
+        (UPDATED.having(known=False), ANY, "has unknown contents, and is being repaired"),
+        # One that has yet to answer a restarted service is not known to be another.
+        (PROBING, NOW, "has not answered yet since the service was started"),
+        (engine(state=EngineState.PROBING), NOW, "serves no version yet"),
+        (PROBING.having(resume_owed=True), NOW, "may still be paused"),
+        (serving(7, run="next"), Demand(run="run"), "follows next, not run"),
+    ],
 )
-def test_no_request_goes_to_an_engine_that_is_paused_to_be_loaded_again_or_contested(fields: dict[str, Any]) -> None:
-    why = asked(serving(7, **fields))
-    assert why is not None
+def test_why_no_request_goes_to_an_engine(one: EngineRecord, demand: Demand, why: str | None) -> None:
+    assert asked(one, demand) == why
 
 
-def test_no_request_goes_to_a_new_engine_until_it_serves_a_version() -> None:
-    assert asked(engine()) == "serves no version yet"
-    assert asked(engine(), Demand()) == "serves no version yet"
-
-
-def test_an_engine_may_be_as_far_behind_as_is_asked_for() -> None:
-    assert asked(serving(5)) == "serves step 5, 2 behind step 7"
-    assert asked(serving(5), Demand(max_behind=1)) is not None
-    assert asked(serving(5), Demand(max_behind=2)) is None
-    assert asked(serving(5), Demand()) is None
-
-
-def test_a_later_step_than_the_target_is_not_behind_and_was_rolled_back_from() -> None:
-    assert asked(serving(8)) is None
+def test_a_version_that_is_barred_or_of_another_training_is_called_that() -> None:
     told = "serves run~v000008, which is barred: it was rolled back from"
     assert asked(serving(8), serving=version(8, barred=True)) == told
-
-
-def test_a_first_version_that_its_canary_refused_is_not_said_to_be_of_an_older_generation() -> None:
     refused = version(1, barred=True, given_up="the canary a failed its check: http://c says no: it answered 422: no")
     told = "serves run~v000001, which is barred: the canary a failed its check"
     assert asked(serving(1), serving=refused, target=None) == told
-    assert asked(serving(1), serving=version(1), target=None) == ("serves run~v000001, and run run has no good version")
-
-
-def test_a_version_of_an_earlier_generation_is_no_step_behind_but_of_another_training() -> None:
+    assert asked(serving(1), serving=version(1), target=None) == "serves run~v000001, and run run has no good version"
     again = version(3, generation=2)
-    assert asked(serving(7), Demand(), target=again) is not None
+    assert asked(serving(7), ANY, target=again) is not None
     assert asked(engine(serving=again.id), target=again) is None
-
-
-def test_an_engine_that_moves_to_another_run_answers_for_neither() -> None:
-    moved = serving(7, run="next")
-    assert asked(moved, Demand(run="run")) == "follows next, not run"
-    assert asked(moved, Demand(run="next"), target=version(7, run="next")) is not None
-
-
-def test_an_engine_that_is_updated_holds_requests_only_if_it_serves_what_is_asked_for() -> None:
-    updated = serving(6, state=EngineState.UPDATING, resume_owed=True)
-    assert asked(updated, Demand(max_behind=1)) == "is being updated"
-    assert asked(replace(updated, state=EngineState.VERIFYING), Demand()) == "is being updated"
-    assert asked(updated) == "serves step 6, 1 behind step 7"
-    repaired = asked(updated.having(known=False), Demand())
-    assert repaired is not None
-
-
-def test_an_engine_that_has_yet_to_answer_a_service_that_was_restarted_is_not_known_to_be_another() -> None:
-    probing = serving(7, state=EngineState.PROBING)
-    assert asked(probing) == "has not answered yet since the service was started"
-    assert asked(engine(state=EngineState.PROBING)) == "serves no version yet"
-    assert asked(probing.having(resume_owed=True)) == "may still be paused"
-
-
-def test_a_step_can_be_asked_for_exactly_or_from_there_on() -> None:
-    assert asked(serving(7), Demand(step=6)) == "serves step 7, not 6"
-    assert asked(serving(6), Demand(step=6)) is None
-    assert asked(serving(7), Demand(step=6, or_later=True)) is None
-    assert asked(serving(5), Demand(step=6, or_later=True)) == "serves step 5, not 6 or a later one"
+    assert asked(serving(7, run="next"), Demand(run="next"), target=version(7, run="next")) is not None

@@ -16,7 +16,10 @@ A, B = "a:1", "b:1"
 
 @pytest.fixture(autouse=True)
 def _at_rest_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry, "until_look_at_rest", lambda *_, **__: 3600.0)
+    usual = entry.until_look
+    monkeypatch.setattr(
+        entry, "until_look", lambda *args, rests, **more: 3600.0 if rests else usual(*args, rests=rests, **more)
+    )
 
 
 async def test_one_that_does_not_answer_is_looked_at_while_those_at_rest_are_left_alone(tmp_path: Path) -> None:
@@ -51,11 +54,12 @@ async def test_the_first_look_of_an_engine_that_comes_to_rest_is_drawn_apart_fro
     """Else a thousand engines that come to rest after one update are all looked at within the same seconds."""
     drawn: list[bool] = []
 
-    def noted(interval: float, *_: object, arrives: bool = False) -> float:
-        drawn.append(arrives)
+    def noted(interval: float, *_: object, rests: bool, arrives: bool = False) -> float:
+        if rests:
+            drawn.append(arrives)
         return interval
 
-    monkeypatch.setattr(entry, "until_look_at_rest", noted)
+    monkeypatch.setattr(entry, "until_look", noted)
     engine = SimulatedEngine()
     async with running(tmp_path, {"a": engine}) as stage:
         await stage.until(lambda: engine.probes > 2)

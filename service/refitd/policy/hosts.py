@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from hashlib import blake2b
 
 from refitd.engine.fingerprints import ANSWERED, BY_HOST, names_of_means
-from refitd.policy.pulls import UpstreamVersion
+from refitd.policy.pulls import PullableVersion
 from refitd.policy.traffic import is_proven
 from refitd.policy.upstream import hosts_before
 from refitd.state.records import EngineRecord, HostLead, UpdateRecord
@@ -340,7 +340,7 @@ def is_other(here: VersionRecord | None, digest: str | None) -> bool:
     return digest is not None and here.digest != digest
 
 
-def others_of(offered: Sequence[UpstreamVersion], here: Mapping[str, VersionRecord]) -> frozenset[str]:
+def others_of(offered: Sequence[PullableVersion], here: Mapping[str, VersionRecord]) -> frozenset[str]:
     """The ids of the versions of an upstream of which this host has others."""
     return frozenset(each.id for each in offered if is_other(here.get(each.id), each.digest))
 

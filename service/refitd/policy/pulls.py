@@ -17,7 +17,7 @@ from refitd_client.contract.naming import Order, parse_version_id
 from refitd_client.contract.states import VersionState
 
 
-class UpstreamVersion(Protocol):
+class PullableVersion(Protocol):
     """What an upstream says of a version that it has."""
 
     @property
@@ -50,7 +50,7 @@ class PullPlan:
 
 
 def plan_pulls(
-    offered: Sequence[UpstreamVersion],
+    offered: Sequence[PullableVersion],
     desired: str | None,
     here: Mapping[str, VersionState],
     *,
@@ -82,7 +82,7 @@ def plan_pulls(
     return PullPlan(pull=tuple(pull), needs=frozenset(needs), lacks=lacks)
 
 
-def as_told(known: VersionRecord, told: UpstreamVersion) -> VersionRecord:
+def as_told(known: VersionRecord, told: PullableVersion) -> VersionRecord:
     """A version with what its upstream says: whether it is pinned or barred, and what its notice allowed.
 
     A version that was rejected for what the notice allows is judged again. What this host has given up itself stays
@@ -105,7 +105,7 @@ def as_told(known: VersionRecord, told: UpstreamVersion) -> VersionRecord:
 
 
 def all_as_told(
-    known: Mapping[str, VersionRecord], offered: Sequence[UpstreamVersion], barred: Collection[str]
+    known: Mapping[str, VersionRecord], offered: Sequence[PullableVersion], barred: Collection[str]
 ) -> list[VersionRecord]:
     """The records of versions of which the upstream says something else than before.
 
@@ -126,7 +126,7 @@ def why_not_good(wanted: VersionRecord | None) -> str | None:
 
 
 def pull_fault(
-    goal: str, offered: Sequence[UpstreamVersion], here: Mapping[str, VersionState], failures: Mapping[str, str]
+    goal: str, offered: Sequence[PullableVersion], here: Mapping[str, VersionState], failures: Mapping[str, str]
 ) -> str | None:
     """Why a version cannot be had, in a sentence; None where it can, or where a pull was only cut short.
 
@@ -152,7 +152,7 @@ def is_held_back(desired: str, before: str | None) -> bool:
 
 
 def _chain(
-    goal: str, offered: Mapping[str, UpstreamVersion], here: Mapping[str, VersionState]
+    goal: str, offered: Mapping[str, PullableVersion], here: Mapping[str, VersionState]
 ) -> tuple[list[str], str | None]:
     """A version and what it stands on, the lowest first; and why it cannot be had, None where it can."""
     chain: list[str] = []

@@ -58,9 +58,7 @@ async def test_a_name_that_no_run_can_have_is_told_of_the_root(tmp_path: Path) -
     assert (entry["kind"], entry["subject"], entry["data"]["problem"]) == ("root", "root", "bad-name")
 
 
-async def test_after_a_while_the_reason_is_told_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_after_a_while_the_reason_is_told_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(tmp_path) as stage:
         await stage.listed()
         await refuse(stage, "run", step=5)

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from refitd_client.publisher import WeightPublisher
     from refitd_client.transport.handover import Handed
     from refitd_client.write.version_folder import Progress
-    from refitd_plan import plan
+    from refitd_plan.planner import plan
 
 __all__ = [
     "BucketError",
@@ -108,7 +108,7 @@ _PLACES = {
     "Sharded": "refitd_client.publish.options",
     "Handed": "refitd_client.transport.handover",
     "Progress": "refitd_client.write.version_folder",
-    "plan": "refitd_plan",
+    "plan": "refitd_plan.planner",
 }
 """The module of each name that is no error."""
 

@@ -9,6 +9,7 @@ import typer.main
 
 from generate.markdown import code, page, plain, prose, table
 from refitd.cli.app import COMMANDS, EXIT_CODES_HELP, app
+from refitd.cli.app import PANELS as COMMAND_PANELS
 from refitd.cli.serve import ENGINES_FILE_HELP, PANELS
 
 INTRODUCTION = """\
@@ -30,9 +31,11 @@ def _exit_codes() -> str:
 
 def _sections() -> Iterator[str]:
     commands: dict[str, Any] = typer.main.get_command(app).commands  # pyright: ignore
-    for panel, names in COMMANDS.items():
+    for panel in COMMAND_PANELS:
         yield f"## {panel}"
-        alone = [name for name in names if not hasattr(commands[name], "commands")]
+        alone = [
+            name for name, line in COMMANDS.items() if line.panel == panel and not hasattr(commands[name], "commands")
+        ]
         yield from (_command(f"refitd {name}", commands[name]) for name in alone)
     for name, group in commands.items():
         if hasattr(group, "commands"):

@@ -3,7 +3,6 @@
 import sys
 
 _EMBEDDED = frozenset({"torch"})
-_OUR_PACKAGES = frozenset({"refitd", "refitd_client", "refitd_embedded", "refitd_plan"})
 
 
 def main() -> None:
@@ -14,7 +13,7 @@ def main() -> None:
         app()
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package in _OUR_PACKAGES or not package:
+        if package.startswith("refitd") or not package:
             raise
         extra = "embedded" if package in _EMBEDDED else "service"
         print(f"refitd: the module {package} is missing: pip install '.[{extra}]' in its clone", file=sys.stderr)

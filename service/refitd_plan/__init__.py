@@ -9,9 +9,3 @@
 Everything but NVML in `machine`, `planner` and the reading of a `config.json` is pure. The driver's account of its GPUs
 needs a binding: refitd's extra `plan`.
 """
-
-from refitd_plan.machine import Gpu
-from refitd_plan.plan import Plan
-from refitd_plan.planner import plan
-
-__all__ = ["Gpu", "Plan", "plan"]

@@ -10,6 +10,7 @@ TREE = TESTS.parent
 PRODUCT = {
     "client/refitd_client": None,
     "service/refitd": None,
+    "service/refitd_console": "console",
     "service/refitd_doctor": "diagnose",
     "service/refitd_embedded": "embedded",
     "service/refitd_front": None,

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from refitd_plan import Plan, plan
+from refitd_plan.plan import Plan
+from refitd_plan.planner import plan
 
 PAGE = Path(__file__).parents[2] / "docs" / "planning.md"
 BEGIN, END = "<!-- the table is written by tests/support/planning_page.py -->\n", "<!-- end of the table -->"

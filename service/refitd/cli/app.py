@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+from refitd.parts import CommandLine, parts
 from refitd.text import plain_refusal
 from refitd_client.contract.naming import installed_release
 
@@ -83,62 +84,88 @@ def _switches_untyped(parameters: Sequence[Any]) -> Sequence[Any]:
     return parameters
 
 
-MEANT: Mapping[str, str] = {
-    **dict.fromkeys(("events", "history", "logs", "audit", "decisions"), "log"),
-    **dict.fromkeys(("start", "run", "up", "server", "daemon"), "serve"),
-    **dict.fromkeys(("ls", "list", "checkpoints", "models"), "versions"),
-    **dict.fromkeys(("info", "health", "ps", "update", "updates"), "status"),
-    **dict.fromkeys(("workers", "replicas", "servers", "fleet"), "engines"),
-    **dict.fromkeys(("watch", "monitor", "dashboard"), "top"),
-    **dict.fromkeys(("why", "describe", "show", "get"), "explain"),
-    **dict.fromkeys(("resync", "reload", "refresh"), "engines resync"),
-    **dict.fromkeys(("revert", "undo", "restore"), "rollback"),
-    **dict.fromkeys(("push", "announce", "notify"), "publish"),
-    **dict.fromkeys(("gc", "prune", "clean", "cleanup", "delete", "rm"), "reclaim"),
-    **dict.fromkeys(("check", "diagnose", "test", "fsck", "repair", "verify", "scrub", "adopt"), "doctor"),
-    **dict.fromkeys(("unpause", "continue"), "resume"),
-    **dict.fromkeys(("keep", "hold"), "pin"),
+PANELS = ("Run it", "Look", "Change")
+_RUN, _LOOK, _CHANGE = PANELS
+_OF_THE_CORE: Mapping[str, CommandLine] = {
+    "serve": CommandLine(
+        _RUN, "refitd.cli.serve", "Run the service.", is_first=True, words=("start", "run", "up", "server", "daemon")
+    ),
+    "status": CommandLine(
+        _LOOK,
+        "refitd.cli.status",
+        "Show runs, engines and versions at one glance.",
+        is_first=True,
+        words=("info", "health", "ps", "update", "updates"),
+    ),
+    "versions": CommandLine(
+        _LOOK, "refitd.cli.versions", "List versions, newest first.", words=("ls", "list", "checkpoints", "models")
+    ),
+    "explain": CommandLine(
+        _LOOK,
+        "refitd.cli.versions",
+        "Say why a run, a version or an engine is where it is.",
+        is_first=True,
+        words=("why", "describe", "show", "get"),
+    ),
+    "log": CommandLine(
+        _LOOK,
+        "refitd.cli.log",
+        "List what was decided, newest first, and why.",
+        words=("events", "history", "logs", "audit", "decisions"),
+    ),
+    "wait": CommandLine(_LOOK, "refitd.cli.wait", "Wait until engines serve a version.", is_first=True),
+    "engines": CommandLine(
+        _LOOK,
+        "refitd.cli.engines",
+        "List engines, or change which there are.",
+        words=("workers", "replicas", "servers", "fleet"),
+    ),
+    "runs": CommandLine(_LOOK, "refitd.cli.runs", "List runs, or say which have ended."),
+    "publish": CommandLine(
+        _CHANGE,
+        "refitd.cli.publish",
+        "Publish a checkpoint, and tell the service.",
+        is_first=True,
+        words=("push", "announce", "notify"),
+    ),
+    "rollback": CommandLine(
+        _CHANGE,
+        "refitd.cli.reclaim",
+        "Bring a run's engines back to an earlier good version.",
+        is_first=True,
+        words=("revert", "undo", "restore"),
+    ),
+    "pause": CommandLine(_CHANGE, "refitd.cli.versions", "Bring no engine of a run to a newer version for now."),
+    "resume": CommandLine(
+        _CHANGE, "refitd.cli.versions", "Let the updates of a run go on.", words=("unpause", "continue")
+    ),
+    "pin": CommandLine(
+        _CHANGE, "refitd.cli.versions", "Keep a version, whatever the keep rules say.", words=("keep", "hold")
+    ),
+    "unpin": CommandLine(_CHANGE, "refitd.cli.versions", "Leave a version to the keep rules again."),
+    "reclaim": CommandLine(
+        _CHANGE,
+        "refitd.cli.reclaim",
+        "Delete what nothing needs any more, now.",
+        words=("gc", "prune", "clean", "cleanup", "delete", "rm"),
+    ),
 }
 
 
-COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
-    "Run it": {
-        "plan": ("refitd.cli.plan", "Plan a job: which way the weights go, and whether all fits."),
-        "doctor": ("refitd.cli.doctor", "Check what a job will need, and repair what no start repairs."),
-        "serve": ("refitd.cli.serve", "Run the service."),
-        "areal": ("refitd_front.areal.command", "Stand between AReaL and its engines."),
-        "demo": ("refitd.cli.demo", "Watch two engines follow a trainer that really learns."),
-    },
-    "Look": {
-        "status": ("refitd.cli.status", "Show runs, engines and versions at one glance."),
-        "top": ("refitd.cli.top", "Watch them, live."),
-        "versions": ("refitd.cli.versions", "List versions, newest first."),
-        "explain": ("refitd.cli.versions", "Say why a run, a version or an engine is where it is."),
-        "log": ("refitd.cli.log", "List what was decided, newest first, and why."),
-        "wait": ("refitd.cli.wait", "Wait until engines serve a version."),
-        "engines": ("refitd.cli.engines", "List engines, or change which there are."),
-        "runs": ("refitd.cli.runs", "List runs, or say which have ended."),
-    },
-    "Change": {
-        "publish": ("refitd.cli.publish", "Publish a checkpoint, and tell the service."),
-        "rollback": ("refitd.cli.reclaim", "Bring a run's engines back to an earlier good version."),
-        "pause": ("refitd.cli.versions", "Bring no engine of a run to a newer version for now."),
-        "resume": ("refitd.cli.versions", "Let the updates of a run go on."),
-        "pin": ("refitd.cli.versions", "Keep a version, whatever the keep rules say."),
-        "unpin": ("refitd.cli.versions", "Leave a version to the keep rules again."),
-        "reclaim": ("refitd.cli.reclaim", "Delete what nothing needs any more, now."),
-        "collect": ("refitd.cli.reclaim", "Delete what nothing needs from an object store."),
-    },
-}
-"""By the panel of --help: each command, the module that has it, and what the list says of it."""
-
-FIRST = frozenset({"serve", "publish", "status", "wait", "explain", "rollback", "doctor", "demo"})
-"""The commands that a user needs: --help shows these, and `refitd help all` shows all."""
+def _in_order(commands: Mapping[str, CommandLine]) -> dict[str, CommandLine]:
+    return {name: line for panel in PANELS for name, line in commands.items() if line.panel == panel}
 
 
-def _made(name: str, panel: str) -> Any:
+COMMANDS = _in_order(dict(_OF_THE_CORE) | {name: line for part in parts() for name, line in part.commands.items()})
+"""The commands of the core and of the rings, by name, in the order of the panels of --help."""
+MEANT: Mapping[str, str] = {word: name for name, line in COMMANDS.items() for word in line.words} | dict.fromkeys(
+    ("resync", "reload", "refresh"), "engines resync"
+)
+
+
+def _made(name: str) -> Any:
     """The command of this name: a function of its module, or the module's `app`, which has commands of its own."""
-    module = import_module(COMMANDS[panel][name][0])
+    module, panel = import_module(COMMANDS[name].module), COMMANDS[name].panel
     if hasattr(module, "app"):
         group = get_command(module.app)
         group.name, group.rich_help_panel, group.epilog = name, panel, EXIT_CODES_HELP  # pyright: ignore
@@ -153,16 +180,15 @@ class _OnDemand(MutableMapping[str, Any]):
     """Commands by name. One is made when it is asked for."""
 
     def __init__(self) -> None:
-        self._panels = {name: panel for panel, names in COMMANDS.items() for name in names}
         self._made: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._made:
-            self._made[name] = _made(name, self._panels[name])
+            self._made[name] = _made(name)
         return self._made[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._panels
+        return name in COMMANDS
 
     def __setitem__(self, name: str, command: Any) -> None:
         raise TypeError(f"{name} is not in COMMANDS")
@@ -170,10 +196,10 @@ class _OnDemand(MutableMapping[str, Any]):
     __delitem__: Any = None
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._panels)
+        return iter(COMMANDS)
 
     def __len__(self) -> int:
-        return len(self._panels)
+        return len(COMMANDS)
 
 
 class Commands(Group):
@@ -193,12 +219,12 @@ class Commands(Group):
         """The command; for the list of the help one with that line alone, because modules of commands take a second."""
         if self._listed is None:
             return super().get_command(ctx, cmd_name)
-        panel, line = next((panel, names[cmd_name][1]) for panel, names in COMMANDS.items() if cmd_name in names)
-        return TyperCommand(cmd_name, help=line, rich_help_panel=panel)
+        listed = COMMANDS[cmd_name]
+        return TyperCommand(cmd_name, help=listed.line, rich_help_panel=listed.panel)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help: of the first commands, or of all where `refitd help all` asks for it."""
-        self._listed = self.commands.keys() if "all" in ctx.args else FIRST
+        self._listed = [name for name, line in COMMANDS.items() if line.is_first or "all" in ctx.args]
         super().format_help(ctx, formatter)
         self._listed = None
 

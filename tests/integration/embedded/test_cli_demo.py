@@ -16,7 +16,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[DemoOptions]:
         seen.append(options)
         return 1
 
-    monkeypatch.setattr("refitd.cli.demo.main", main)
+    monkeypatch.setattr("refitd_embedded.demo.command.main", main)
     return seen
 
 

@@ -6,9 +6,9 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from refitd.cli.top import BAR, Glance, bar, screen
 from refitd_client.contract.states import EngineState, Standing
 from refitd_client.contract.wire import Attempt, Event
+from refitd_console.top import BAR, Glance, bar, screen
 from support.command_line import refitd
 from support.stand_in_service import StandIn, make_engine, make_overview, make_run, make_version, stand_in
 

@@ -10,7 +10,7 @@ import pytest
 
 from refitd_client import PlanRefusedError, plan
 from refitd_client.transport import ways
-from refitd_plan import Gpu
+from refitd_plan.machine import Gpu
 from refitd_plan.transport import COSTS, OF_RANKS, WAYS
 from support.planning_page import CONFIGS
 

@@ -1,0 +1,1 @@
+"""Ring 4: what people look at: `refitd top`."""

@@ -142,10 +142,9 @@ def test_copies_from_registered_files_are_torchs_copies(folder: Path) -> None:
         assert files is not None
         table = copy_schedule.table_of(copies(target, data), source.structure.headers)
         assert [len(moves) for moves in table.moves.values()] == [2]
-        plain = [(copy.target, copy.source({"w": data})) for copy in copies(target, data)]
         for ready in (
             copy_schedule.registered(table, files, torch.device("cuda", 0), source.tensors),
-            copy_schedule.buffered(lambda plain=plain: plain),
+            copy_schedule.buffered(copies(target, data), lambda: {"w": data}),
         ):
             target.zero_()
             for step in ready.steps:

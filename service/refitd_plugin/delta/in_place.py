@@ -14,6 +14,8 @@ A patch has the changed elements on their way into the model's tensors:
     write   the new values
     undo    exactly those elements get back what `look` found
 
+`look` comes first. When `write` or `undo` returns the device has done it.
+
 `HostPatch` is for tensors in host memory. `DevicePatch` is the same on a GPU: one launch for four million elements,
 whatever tensors they belong to. Indices and values wait in pinned host memory and go over the bus in chunks, since all
 of them at once would take too much of a GPU that an engine has filled. Each program of a kernel has up to 1024 elements
@@ -25,7 +27,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -65,22 +67,6 @@ class Shifts:
 
     pieces: Sequence[int]
     holders: Sequence[int]
-
-
-class Patch(Protocol):
-    """See the module. `look` comes first."""
-
-    def look(self) -> Shifts:
-        """Read what is there."""
-        ...
-
-    def write(self) -> None:
-        """Write what is to be there. When this returns the device has done it."""
-        ...
-
-    def undo(self) -> None:
-        """Write what was there. When this returns the device has done it."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -157,7 +143,7 @@ class DevicePatch:
             self._groups = [_Group(group, addresses, self._device) for group in laid.groups]
 
     def look(self) -> Shifts:
-        """As `Patch`. On a stream of its own: an engine may be computing meanwhile, and does not write."""
+        """On a stream of its own: an engine may be computing meanwhile, and does not write."""
         with torch.cuda.device(self._device), torch.cuda.stream(_side_stream(self._device)):
             sums = torch.zeros(self._pieces + self._holders, dtype=torch.int64, device=self._device)
             for group in self._groups:
@@ -304,7 +290,7 @@ class FittedDelta:
 
     served_state: ServedState
     plan: ReplayPlan
-    patch: Patch | None
+    patch: HostPatch | DevicePatch | None
     contents: dict[str, str]
     fingerprints: list[tuple[str, int]]
     slice_check: SliceCheck | None
@@ -360,14 +346,10 @@ def _check_order(changes: DeltaChanges, served_state: ServedState) -> None:
             raise FullNeededError(f"tensor {name} is not what {changes.label} is made of: load a full version")
 
 
-def _patch(laid: LaidOutDelta, holders: list[Any]) -> Patch | None:
+def _patch(laid: LaidOutDelta, holders: list[Any]) -> HostPatch | DevicePatch | None:
     if not laid.names:
         return None
-    if not holders[int(laid.groups[0].table[0, HOLDER])].is_cuda:
-        return HostPatch(laid, holders)
-    from refitd_plugin.delta.in_place import DevicePatch
-
-    return DevicePatch(laid, holders)
+    return (DevicePatch if holders[int(laid.groups[0].table[0, HOLDER])].is_cuda else HostPatch)(laid, holders)
 
 
 def _expected(

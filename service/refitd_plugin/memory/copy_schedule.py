@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from refitd_client.lanes import in_lanes, lanes_for
 from refitd_plugin.memory import driver
-from refitd_plugin.memory.spans import MemoryMove, Span, joined, move_of
+from refitd_plugin.memory.spans import MemoryMove, joined, move_of
 from refitd_plugin.proof.contents import Overlap
 from refitd_plugin.update.recorder import PlanCopy
 
@@ -87,7 +87,6 @@ _THREAD_SHARE = 2**21  # bytes that are worth a thread
 
 Step = Callable[[], object]
 _Order = Callable[[MemoryMove, int, int], None]
-Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +121,6 @@ class MoveTable:
     moves: Mapping[str, Sequence[MemoryMove]]
     rest: Sequence[PlanCopy]
 
-    @property
-    def writes(self) -> list[tuple[int, Span]]:
-        """Bytes and place of what each step writes, in their order."""
-        moves = [(move.nbytes, move.span) for moves in self.moves.values() for move in moves]
-        return moves + [(copy.target.nbytes, (copy.begin, copy.end)) for copy in self.rest]
-
 
 def table_of(copies: Iterable[PlanCopy], headers: Mapping[str, Any]) -> MoveTable:
     """Where the plan's copies have their sources in files with these headers. What is in none of them is no move."""
@@ -148,18 +141,9 @@ def table_of(copies: Iterable[PlanCopy], headers: Mapping[str, Any]) -> MoveTabl
     return MoveTable(headers, {file: joined(some) for file, some in moves.items()}, rest)
 
 
-def plain(pairs: Iterable[Pair]) -> CopySchedule:
-    """Copies between tensors in host memory."""
-    return CopySchedule([partial(target.copy_, source, non_blocking=True) for target, source in pairs])
-
-
-def late(copies: Iterable[PlanCopy], tensors: Callable[[], Mapping[str, torch.Tensor]]) -> CopySchedule:
-    """Copies within host memory, whose sources are looked up when each is made."""
-
-    def copy(each: PlanCopy) -> None:
-        each.target.copy_(each.source(tensors()))
-
-    return CopySchedule([partial(copy, each) for each in copies])
+def within_host(copies: Iterable[PlanCopy], tensors: Callable[[], Mapping[str, torch.Tensor]]) -> CopySchedule:
+    """Copies within host memory. What `tensors` gives is looked up when each is made: it may change until then."""
+    return CopySchedule(_copies(copies, tensors))
 
 
 def registered(
@@ -235,13 +219,13 @@ def _stream_of(device: int) -> int:
     return int(torch._C._cuda_getCurrentRawStream(device))  # noqa: SLF001
 
 
-def buffered(pairs: Callable[[], Iterable[Pair]]) -> CopySchedule:
+def buffered(copies: Iterable[PlanCopy], tensors: Callable[[], Mapping[str, torch.Tensor]]) -> CopySchedule:
     """Copies to a device from memory that the driver does not know."""
 
     def carry() -> None:
-        buffers = _PinnedBuffers()
-        for target, source in pairs():
-            buffers.carry(target, source)
+        buffers, found = _PinnedBuffers(), tensors()
+        for copy in copies:
+            buffers.carry(copy.target, copy.source(found))
 
     return CopySchedule([carry])
 

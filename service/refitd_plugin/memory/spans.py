@@ -133,7 +133,7 @@ def rows_of(shape: Sequence[int], source: Sequence[int], target: Sequence[int]) 
         source: the source's strides, in elements.
         target: the target's strides, in elements.
     """
-    match _merge_dimensions(shape, source, target):
+    match merge_dimensions(shape, source, target):
         case []:
             return StridedRows(1, 1, 1, 1, 1, 1)
         case [(size, some, other)] if some == 1:
@@ -146,7 +146,7 @@ def rows_of(shape: Sequence[int], source: Sequence[int], target: Sequence[int]) 
             return None
 
 
-def _merge_dimensions(shape: Sequence[int], source: Sequence[int], target: Sequence[int]) -> list[tuple[int, int, int]]:
+def merge_dimensions(shape: Sequence[int], source: Sequence[int], target: Sequence[int]) -> list[tuple[int, int, int]]:
     """(size, stride in the source, stride in the target), the longest stride first. Dimensions that lie without gaps on
     both sides are one.
     """
@@ -174,11 +174,6 @@ class MemoryMove:
     rows: int = 1
     target_pitch: int = 0
     source_pitch: int = 0
-
-    @property
-    def span(self) -> tuple[int, int]:
-        """The stretch of memory in which it writes: the first byte, and the one after the last."""
-        return self.target, self.target + (self.rows - 1) * self.target_pitch + self.width
 
     @property
     def nbytes(self) -> int:

@@ -31,14 +31,12 @@ from functools import cached_property
 from typing import Any
 from zlib import compress, decompress
 
-import msgspec
 import numpy as np
 import torch
 import xxhash
 from numpy.typing import NDArray
 
 from refitd_client.checkpoint.inventory import Tensor
-from refitd_client.contract.decoding import from_json
 from refitd_client.fingerprint.batch import MemoryStrip, StripScan
 from refitd_client.fingerprint.device import flat_bits
 from refitd_client.fingerprint.host import MASK, width_of
@@ -54,10 +52,6 @@ _MOST_CELLS = 2**22  # of the grid that slices of one tensor cut it into: they t
 
 Table = NDArray[np.int64]
 Sums = NDArray[np.uint64]
-
-
-class _Message(msgspec.Struct):
-    table: str
 
 
 def slice_line(tensor: int, begin: int, width: int, rows: int, pitch: int) -> tuple[int, int, int, int, int]:
@@ -88,22 +82,20 @@ class RankSlices:
         return hasher.hexdigest()
 
     def encode(self) -> str:
-        data = b64encode(compress(self.table.astype("<i8").tobytes(), 1)).decode()
-        return msgspec.json.encode(_Message(data)).decode()
+        return b64encode(compress(self.table.astype("<i8").tobytes(), 1)).decode()
 
     @classmethod
     def decode(cls, text: str, inventory: str) -> "RankSlices":
-        """What another rank has encoded.
+        """The slices that another rank has encoded.
 
         Raises:
             ValueError: it is no such text.
         """
         try:
-            message = from_json(text, _Message)
-            table = np.frombuffer(decompress(b64decode(message.table)), "<i8").astype(np.int64)
+            table = np.frombuffer(decompress(b64decode(text, validate=True)), "<i8").astype(np.int64)
+            return cls(table.reshape(-1, _COLUMNS), inventory)
         except Exception as error:
             raise ValueError(f"no slices: {error}") from error
-        return cls(table.reshape(-1, _COLUMNS), inventory)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -389,7 +381,7 @@ class SliceScan:
 
     def __init__(self, routes: Sequence[Route], holders: Sequence[torch.Tensor]) -> None:
         """The tensors of `holders` stay where they are. Waits for the GPU's current stream where they are on one."""
-        self._views = [(_view_of(holders[route.holder], route), _rows_of(route)) for route in routes]
+        self._views = [_view_of(holders[route.holder], route) for route in routes]
         devices = {view.device for view, _ in self._views}
         self._strips: StripScan | None = None
         if len(devices) == 1 and has_triton() and (device := devices.pop()).type == "cuda":
@@ -403,14 +395,11 @@ class SliceScan:
         return np.array(found, dtype=np.uint64)
 
 
-def _view_of(holder: torch.Tensor, route: Route) -> torch.Tensor:
-    """What a route fills, as a matrix in the order of the checkpoint's tensor."""
+def _view_of(holder: torch.Tensor, route: Route) -> tuple[torch.Tensor, ElementRows]:
+    """What a route fills, as a matrix in the order of the checkpoint's tensor, and where that lies in it."""
     shape, strides = (route.rows, route.columns), (route.row_place, route.column_place)
-    return holder.detach().as_strided(shape, strides, holder.storage_offset() + route.begin)
-
-
-def _rows_of(route: Route) -> ElementRows:
-    return ElementRows(route.offset, route.columns, route.rows, route.row_index)
+    view = holder.detach().as_strided(shape, strides, holder.storage_offset() + route.begin)
+    return view, ElementRows(route.offset, route.columns, route.rows, route.row_index)
 
 
 def _strip_of(view: torch.Tensor, rows: ElementRows) -> MemoryStrip:

@@ -27,8 +27,6 @@ from refitd_plugin.memory.driver import Registry
 from refitd_plugin.memory.source import VersionSource
 from refitd_plugin.port import EngineProcess, UpdateCall
 from refitd_plugin.proof.contents import (
-    FROM_HOST,
-    WITHIN_DEVICES,
     Overlap,
     SeenContents,
     TensorFingerprints,
@@ -37,8 +35,6 @@ from refitd_plugin.proof.contents import (
     holders_of,
     idle,
     named,
-    parts_of,
-    span_of,
 )
 from refitd_plugin.proof.slices import EngineSlices, ModelSlices, SliceCheck
 from refitd_plugin.update.plan import Loader, ReplayPlan, Tensors, addresses_of, learned, replay, tensors_of
@@ -135,7 +131,7 @@ class PlanTables:
         self._tensors: Mapping[str, Tensor] = source.structure.inventory.tensors
         self._bytes = sizes_of(source.structure)
         self._table: MoveTable | None = None
-        self._watches: dict[int, CopyWatch | None] = {}
+        self._watch: CopyWatch | None = None
         self._cut: object = None
 
     @cached_property
@@ -176,23 +172,16 @@ class PlanTables:
         """What else of the checkpoint's tensors is copied into the model."""
         return ModelSlices(self.plan, self.routes, self._tensors, self._bytes, list(self.holders.values()))
 
-    def table_of(self, source: VersionSource, parts: int) -> tuple[MoveTable, CopyWatch | None]:
-        """The moves from a version's files, and what is watched in so many parts beside. Kept for equal headers."""
+    def table_of(self, source: VersionSource) -> tuple[MoveTable, CopyWatch | None]:
+        """The moves from a version's files, kept for equal headers; and what is watched beside, where copies are all
+        that is done: what a loader computes comes after them.
+        """
         headers = source.structure.headers
         if self._table is None or self._cut is not source.cut or self._table.headers != headers:
             self._table, self._cut = table_of(source.copies_of(self.plan.copies), headers), source.cut
-            self._watches = {}
-        if parts not in self._watches:
-            self._watches[parts] = self._watch(self._table, parts)
-        return self._table, self._watches[parts]
-
-    def _watch(self, table: MoveTable, parts: int) -> CopyWatch | None:
-        """Only where copies are all that is done: what a loader computes comes after them."""
-        if self.plan.residual or not self.plan.proven:
-            return None
-        watched = [*self.holders.values(), *self.fingerprints.others]
-        spans = [span_of(tensor) for tensor in watched]
-        return CopyWatch(Overlap(parts_of(table.writes, spans, parts), watched), list(self.holders))
+        if self._watch is None and self.plan.proven and not self.plan.residual:
+            self._watch = CopyWatch(Overlap([*self.holders.values(), *self.fingerprints.others]), list(self.holders))
+        return self._table, self._watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,18 +348,14 @@ class Loading:
     def _schedule(self, plan: ReplayPlan, source: VersionSource) -> CopySchedule:
         devices = devices_of(self.model)
         if not devices:
-            if source.cut is not None:  # what is put together is read, which has to wait for the pause
-                return copy_schedule.late(source.copies_of(plan.copies), source.pieces)
-            return copy_schedule.plain(plan.bind(source.tensors()))
+            return copy_schedule.within_host(source.copies_of(plan.copies), source.pieces)
         self._registry.begin()
         (device, *others) = devices
         files = None if others else source.registered(self._registry, device.index or 0)
         if files is None:
-            return copy_schedule.buffered(lambda: _bound(plan, source))
-        make, parts = copy_schedule.registered, FROM_HOST
-        if source.is_on_device:
-            make, parts = copy_schedule.between_devices, WITHIN_DEVICES
-        table, watch = self.tables(plan, source).table_of(source, parts)
+            return copy_schedule.buffered(source.copies_of(plan.copies), source.pieces)
+        make = copy_schedule.between_devices if source.is_on_device else copy_schedule.registered
+        table, watch = self.tables(plan, source).table_of(source)
         return make(table, files, device, source.pieces, watch)
 
     def _through(
@@ -400,12 +385,6 @@ class Loading:
             _log_plan(plan)
         plan.proven = fault is None
         return fault
-
-
-def _bound(plan: ReplayPlan, source: VersionSource) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """(destination, source) of each of a plan's copies."""
-    pieces = source.pieces()
-    return [(copy.target, copy.source(pieces)) for copy in source.copies_of(plan.copies)]
 
 
 def _waited(seen: SeenContents) -> str | None:

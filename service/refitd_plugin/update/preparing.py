@@ -68,44 +68,14 @@ _LESS_OFTEN = 2.0  # where opening them failed: it says why in the log, and the 
 logger = logging.getLogger("refitd_plugin")
 
 
-class FileFollower:
-    """Calls `look` in a thread, again and again, until it returns True: there is nothing to wait for any more."""
-
-    def __init__(self, look: Callable[[], bool]) -> None:
-        self._look = look
-        self._wanted = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def begin(self) -> None:
-        """Begin to look for files: a version was taken from memory."""
-        self._wanted.set()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="refitd-following", daemon=True)
-            self._thread.start()
-
-    def _run(self) -> None:
-        while True:
-            self._wanted.wait()
-            self._wanted.clear()
-            while True:
-                try:
-                    with short_turns():
-                        if self._look():
-                            break
-                except Exception as error:  # the thread goes on: the next versions need it
-                    logger.warning("the files of what is served cannot be opened yet: %s", error)
-                    time.sleep(_LESS_OFTEN)
-                time.sleep(_RESTORE_LOOK_SECONDS)
-
-
 class RestorePoint:
     """What one rank serves. `revision` is that of the model which the server was started with, on the hub."""
 
     def __init__(self, root: Path | None, revision: str | None) -> None:
         self.served_state: ServedState | None = None
         self._root, self._revision = root, revision
-        self._lock, self._turn = Lock(), Lock()
-        self._following = FileFollower(self.fall_back_on_files)
+        self._lock, self._turn, self._wanted = Lock(), Lock(), Event()
+        self._thread: threading.Thread | None = None
 
     @property
     def label(self) -> str:
@@ -136,7 +106,25 @@ class RestorePoint:
         with self._lock:  # against a thread that has just opened the files of what was there before
             self.served_state = served_state
         if served_state is not None and isinstance(served_state.source, OfferedMemory):
-            self._following.begin()
+            self._wanted.set()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._follow_files, name="refitd-following", daemon=True)
+                self._thread.start()
+
+    def _follow_files(self) -> None:
+        """Look for the files of what came from memory, again and again until they are there."""
+        while True:
+            self._wanted.wait()
+            self._wanted.clear()
+            is_done = False
+            while not is_done:
+                try:
+                    with short_turns():
+                        is_done = self.fall_back_on_files()
+                except Exception as error:  # the thread goes on: the next versions need it
+                    logger.warning("the files of what is served cannot be opened yet: %s", error)
+                    time.sleep(_LESS_OFTEN)
+                time.sleep(_RESTORE_LOOK_SECONDS)
 
     def fall_back_on_files(self) -> bool:
         """Use the files of a version that came from memory, where they have come.

@@ -246,14 +246,6 @@ class Commit:
         return RankReport(rank=self.rank, state=state, reason=reason[:1000])
 
 
-@dataclass(frozen=True, slots=True)
-class _Refused:
-    """Why nothing is written on this rank. `needs` as in `RankReport`."""
-
-    reason: str
-    needs: str = ""
-
-
 class RankEngine:
     """One rank. The channel's thread calls `prepare`; all else happens in the engine's own thread."""
 
@@ -347,10 +339,8 @@ class RankEngine:
         self._ranks.begin()
         with self._stages.during("prepare"):
             ready = self._ready(call)
-        if isinstance(ready, _Refused):
-            mine = RankReport(
-                rank=self._ranks.rank, state=RankState.REFUSED, reason=ready.reason[:1000], needs=ready.needs
-            )
+        if isinstance(ready, RankReport):
+            mine = ready
         else:
             mine = RankReport(rank=self._ranks.rank, state=RankState.READY, version=ready.update_source.digest)
         self.touched = self._ranks.size > 1  # from here on another rank may go on without this one
@@ -403,19 +393,23 @@ class RankEngine:
         reason = f"{decision.reason}; {mine.reason}" if mine.reason not in {"", decision.reason} else decision.reason
         return Answer(outcome=outcome, reason=reason, how=update.how, version=source.label, ms=self._stages.ms)
 
-    def _ready(self, call: UpdateCall) -> Commit | _Refused:
-        """The version that was prepared for this path, if it is still what it was; else one that is looked at now."""
+    def _ready(self, call: UpdateCall) -> Commit | RankReport:
+        """The version that was prepared for this path, if it is still what it was; else one that is looked at now. A
+        report where nothing is to be written on this rank.
+        """
+        needs = ""
         try:
             return self._fit(call)
         except FullNeededError as error:
-            return _Refused(str(error), NEEDS_FULL)
+            reason, needs = str(error), NEEDS_FULL
         except LedError as error:
-            return _Refused(str(error), NEEDS_LEADER)
+            reason, needs = str(error), NEEDS_LEADER
         except (SourceRefusedError, OSError) as error:
-            return _Refused(str(error))
+            reason = str(error)
         except Exception as error:  # whatever it is, other ranks wait for this one's report
             logger.warning("refitd could not prepare a load", exc_info=True)
-            return _Refused(f"{type(error).__name__}: {error}")
+            reason = f"{type(error).__name__}: {error}"
+        return RankReport(rank=self._ranks.rank, state=RankState.REFUSED, reason=reason[:1000], needs=needs)
 
     def _check_loads_again(self) -> None:
         if (reason := self.process.loaded_once()) is not None:

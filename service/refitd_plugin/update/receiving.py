@@ -9,7 +9,7 @@ that is proven says it: there the copies are all that a load does, but for the t
 are needed whole. A tensor that no copy touches, such as an expert that another rank holds, is not needed.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import product
 from math import prod
@@ -28,6 +28,7 @@ from refitd_client.transport.schedule import Strip, joined, strip
 from refitd_client.transport.sending import NCCL, QUIET, SEND_SECONDS
 from refitd_client.validation.validate import Structure
 from refitd_plugin.memory.source import SourceRefusedError
+from refitd_plugin.memory.spans import merge_dimensions
 from refitd_plugin.update.plan import ReplayPlan
 from refitd_plugin.update.recorder import PlanCopy
 
@@ -157,7 +158,7 @@ def strips_of(offset: int, shape: Sequence[int], strides: Sequence[int], size: i
     """
     if not all(shape):
         return []
-    dimensions = _merged(shape, strides)
+    dimensions = [(count, stride) for count, stride, _ in merge_dimensions(shape, strides, strides)]
     width = size
     if dimensions and dimensions[-1][1] == 1:
         width = dimensions.pop()[0] * size
@@ -165,27 +166,10 @@ def strips_of(offset: int, shape: Sequence[int], strides: Sequence[int], size: i
     if pitch < width:
         return None
     above = dimensions[:-1]
-    places = product(*(range(0, count * stride, stride) for count, stride in above))
-    count = 1
-    for many, _ in above:
-        count *= many
-    if count > _MOST_STRIPS:
+    if prod(many for many, _ in above) > _MOST_STRIPS:
         return None
+    places = product(*(range(0, count * stride, stride) for count, stride in above))
     return [strip((offset + sum(place)) * size, width, rows, pitch) for place in places]
-
-
-def _merged(shape: Iterable[int], strides: Iterable[int]) -> list[tuple[int, int]]:
-    """(count, stride) of each dimension that has more than one element, the longest stride first, as few as can be."""
-    found: list[tuple[int, int]] = []
-    by_stride = sorted(
-        ((stride, count) for count, stride in zip(shape, strides, strict=True) if count > 1), reverse=True
-    )
-    for stride, count in by_stride:
-        if found and found[-1][1] == count * stride:
-            found[-1] = found[-1][0] * count, stride
-        else:
-            found.append((count, stride))
-    return found
 
 
 def sizes_of(structure: Structure) -> dict[str, int]:

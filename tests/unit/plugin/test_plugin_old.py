@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from refitd_plugin.memory.copy_schedule import plain
+from refitd_plugin.memory.copy_schedule import within_host
 from refitd_plugin.update.plan import ReplayPlan, addresses_of, learned, replay, tensors_of
 from refitd_plugin.update.recorder import Recorder
 from support.mini_sglang import TinyModel, Weights, tiny_weights, values
@@ -67,7 +67,7 @@ def learn(before: Hook = nothing, after: Hook = nothing, model: Plain | None = N
         load(whole, weights[0], before, after)
         load(whole, weights[1], before, after)
         before(model)
-        replay(plain(plan.bind(weights[1])).steps, plan.rest(weights[1]), model.load_weights)
+        replay(within_host(plan.copies, lambda: weights[1]).steps, plan.rest(weights[1]), model.load_weights)
         after(model)
         assert values(model) == values(whole)
     return plan

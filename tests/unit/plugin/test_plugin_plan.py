@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from refitd_plugin.memory.copy_schedule import MoveTable, plain
+from refitd_plugin.memory.copy_schedule import MoveTable, within_host
 from refitd_plugin.memory.source import VersionSource
 from refitd_plugin.update import loading
 from refitd_plugin.update.loading import PlanTables
@@ -27,7 +27,7 @@ def learn(model: TinyModel, weights: dict[str, torch.Tensor]) -> ReplayPlan:
 
 
 def again(plan: ReplayPlan, model: TinyModel, weights: dict[str, torch.Tensor]) -> None:
-    replay(plain(plan.bind(weights)).steps, plan.rest(weights), model.load_weights)
+    replay(within_host(plan.copies, lambda: weights).steps, plan.rest(weights), model.load_weights)
 
 
 @pytest.mark.parametrize(("rank", "size"), [(0, 1), (0, 2), (1, 2)])
@@ -168,12 +168,10 @@ def test_bits_are_compared_and_not_numbers() -> None:
     assert not same_bits(torch.ones(4, 6)[:, :3], torch.zeros(4, 3))
 
 
-def test_the_moves_of_a_layout_are_made_once_for_the_bus_and_the_gpu_though_both_take_turns(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A version that is staged on the GPU is made ready for the bus as well; each time anew takes 70 ms of each."""
+def test_the_moves_of_a_layout_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time anew takes 70 ms of each version."""
     model = TinyModel()
-    plan, watched = learn(model, tiny_weights(1)), list[int]()
+    plan = learn(model, tiny_weights(1))
 
     def version(headers: dict[str, Any]) -> VersionSource:
         structure = SimpleNamespace(inventory=SimpleNamespace(tensors={}), headers=headers)
@@ -182,10 +180,7 @@ def test_the_moves_of_a_layout_are_made_once_for_the_bus_and_the_gpu_though_both
 
     monkeypatch.setattr(loading, "sizes_of", lambda _: {})
     monkeypatch.setattr(loading, "table_of", lambda _, headers: MoveTable(headers, {}, ()))
-    monkeypatch.setattr(PlanTables, "_watch", lambda _, __, parts: watched.append(parts))
     tables = PlanTables(plan, model, version({}))
-    seen = [tables.table_of(version({}), parts)[0] for parts in (8, 1, 8, 1)]
-    assert watched == [8, 1]
-    assert len({id(each) for each in seen}) == 1
-    tables.table_of(version({"other": SimpleNamespace(tensors={})}), 8)
-    assert watched == [8, 1, 8]
+    first, again = (tables.table_of(version({}))[0] for _ in range(2))
+    assert first is again
+    assert tables.table_of(version({"other": SimpleNamespace(tensors={})}))[0] is not first

@@ -20,7 +20,6 @@ from refitd_plugin.delta.in_place import BLOCK, _chunks
 from refitd_plugin.delta.layout import COUNT, FIRST, NUMBER, PlacedTensor, Route, blocks, lay_out, overlap, routes_of
 from refitd_plugin.memory.copy_schedule import table_of
 from refitd_plugin.memory.spans import MemoryMove, joined, move_of
-from refitd_plugin.proof.contents import parts_of
 from refitd_plugin.update.recorder import PlanCopy
 
 CUTS = {
@@ -190,30 +189,3 @@ def _change(count: int) -> Change:
 def _places(counts: list[int]) -> list[tuple[int, int]]:
     ends = np.cumsum(counts).tolist()
     return [(number, at) for number, end in enumerate(ends) for at in range(end - counts[number], end)]
-
-
-def test_each_watched_stretch_is_seen_before_its_first_write_and_after_its_last() -> None:
-    writes = [(10, (0, 10)), (10, (100, 110)), (10, (10, 20)), (30, (200, 260)), (10, (110, 120)), (10, (20, 30))]
-    watched = [(0, 30), (100, 120), (200, 260), (500, 510), (10, 20)]
-    parts = parts_of(writes, watched, 4)
-    written = [range(len(writes))[part.writes] for part in parts]
-    assert [number for part in written for number in part] == list(range(len(writes)))
-    for which, choose in (("first", min), ("last", max)):
-        seen = {number: at for at, part in enumerate(parts) for number in getattr(part, which)}
-        assert sorted(seen) == list(range(len(watched)))
-        for number, (begin, end) in enumerate(watched):
-            writing = [
-                at
-                for at, part in enumerate(written)
-                for write in part
-                if writes[write][1][0] < end and begin < writes[write][1][1]
-            ]
-            assert seen[number] == choose(writing or [0])
-    assert max(sum(writes[number][0] for number in part) for part in written) <= 40
-
-
-def test_what_is_written_in_one_part_may_be_written_by_any_number_of_steps() -> None:
-    """A GPU makes all moves within its memory by one launch."""
-    (part,) = parts_of([(10, (0, 10)), (10, (10, 20))], [(0, 20)], 1)
-    assert ["launch"][part.writes] == ["launch"]
-    assert (part.first, part.last) == ([0], [0])

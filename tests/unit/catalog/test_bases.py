@@ -13,7 +13,7 @@ from refitd.catalog.examining import Bases
 from refitd.catalog.files import DiskFiles
 from refitd.policy.chain import NoBase
 from refitd.state.version import VersionRecord
-from refitd_client.checkpoint.fault import Code, Defect
+from refitd_client.checkpoint.fault import Defect
 from refitd_client.validation.delta import Base
 from refitd_client.validation.validate import Structure
 from support.deltas import chain, training
@@ -94,16 +94,6 @@ async def test_a_base_that_goes_after_it_was_remembered_cannot_be_read(
         await of(bases, records[2])
 
 
-async def test_a_look_that_something_was_wrong_with_is_not_remembered(
-    bases: Bases, files: CountingFiles, records: list[VersionRecord]
-) -> None:
-    files.fault = Defect(Code.CHANGED, "changed while it was looked at")
-    await of(bases, records[1])
-    files.fault = None
-    await of(bases, records[1])
-    assert files.parsed == ["v000001", "v000001"]
-
-
 async def test_a_delta_that_was_remembered_is_looked_at_and_not_parsed(
     tmp_path: Path, bases: Bases, files: CountingFiles, records: list[VersionRecord]
 ) -> None:
@@ -115,16 +105,3 @@ async def test_a_delta_that_was_remembered_is_looked_at_and_not_parsed(
     assert files.parsed == ["v000001"]
     os.utime(tmp_path / records[1].path / "refit.json", ns=(1, 1))
     assert isinstance(await of(bases, records[2]), NoBase)
-
-
-async def test_of_two_runs_whose_deltas_come_in_turn_each_keeps_what_it_stands_on(
-    bases: Bases, files: CountingFiles, records: list[VersionRecord]
-) -> None:
-    seen = [await files.structure(record.path) for record in records]
-    files.parsed.clear()
-    for delta, parsed in zip(records[1:], seen[1:], strict=True):
-        assert isinstance(await of(bases, delta), Base)
-        bases.remember(parsed)
-        for other in ("full", "base", "delta"):
-            bases.remember(replace(parsed, path=f"other/{other}"))
-    assert files.parsed == ["v000001"]

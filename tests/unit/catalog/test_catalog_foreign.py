@@ -17,15 +17,6 @@ SEALED, SETTLING, LOST, REJECTED = (
 )
 
 
-async def test_a_marker_that_comes_late_is_waited_for(tmp_path: Path) -> None:
-    async with watching(tmp_path, trainers=[Trainer.PRIME_RL]) as stage:
-        folder = write_model(stage.root / "run/step_1", tensors(1))
-        waiting = await stage.verdict("run~v000001", SETTLING)
-        assert "STABLE" in (waiting.reason or "")
-        (folder / "STABLE").touch()
-        assert (await stage.verdict("run~v000001", SEALED)).path == "run/step_1"
-
-
 async def test_a_marker_that_comes_before_the_files_is_not_believed(tmp_path: Path) -> None:
     async with watching(tmp_path, trainers=[Trainer.PRIME_RL]) as stage:
         folder = write_shards(stage.root / "run/.parts", tensors(1))

@@ -47,17 +47,6 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return parsed
 
 
-async def test_a_delta_that_was_found_good_is_not_parsed_again_for_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parsed = counting(monkeypatch)
-    async with watching(tmp_path) as stage:
-        with training(stage.root) as trainer:
-            full, *deltas = await sealed(stage, trainer, 4)
-    assert [parsed.count(each.path) for each in deltas] == [1, 1, 1]
-    assert parsed.count(full.path) == 2, "its own verdict, and once for all deltas on it"
-
-
 async def announced(stage: Stage, trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> str:
     """Publish a delta that no scan finds, and announce it. Return its id."""
 

@@ -107,26 +107,6 @@ def test_a_version_over_which_the_service_died_is_validated_by_itself(
     asyncio.run(start())
 
 
-def test_a_version_over_which_the_service_died_three_times_is_set_aside_and_validated_when_it_is_announced_again(
-    tmp_path: Path,
-) -> None:
-    announced(tmp_path, 1, 2)
-    for _ in range(3):
-        begun(tmp_path, 1)
-
-    async def start() -> None:
-        async with watching(tmp_path) as stage:
-            found = await stage.verdict(ONE, VersionState.REJECTED)
-            assert found.verdict.code is Code.SET_ASIDE
-            assert "the service died 3 times while it validated this version" in (found.reason or "")
-            assert "announce the version again" in (found.reason or "")
-            await stage.verdict(TWO, VersionState.SEALED)
-            await stage.intake.take(Notice(run="run", step=1))
-            assert (await stage.verdict(ONE, VersionState.SEALED)).reason is None
-
-    asyncio.run(start())
-
-
 async def test_what_is_validated_is_in_the_journal_before_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

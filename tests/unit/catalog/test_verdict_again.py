@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -14,7 +13,6 @@ from refitd.catalog import examining
 from refitd.catalog.examining import NoReference, References
 from refitd.clock import SystemClock
 from refitd.state.journal.journal import Journal
-from refitd.state.journal.schema import pack, unpack
 from refitd.state.observer import Observer
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
@@ -26,7 +24,7 @@ from refitd_client.validation.validate import Evidence
 from support import catalogs
 from support.catalogs import watching
 from support.checkpoints import publish, tensors, write_model
-from support.records import engine, version
+from support.records import engine
 from support.services import serving
 
 ID = "run~v000001"
@@ -54,16 +52,6 @@ async def test_what_was_rejected_for_want_of_a_model_is_looked_at_again_at_the_n
         await stage.until(ID, lambda record: record.served_at is not None)
         record = stage.store.versions[ID]
         assert (record.state, record.verdict.code, record.reason) == (VersionState.SEALED, None, None)
-
-
-async def test_what_was_rejected_for_want_of_a_model_is_rejected_again_while_there_is_none(tmp_path: Path) -> None:
-    async with serving(tmp_path, base_model=None) as stage:
-        publish(stage.root, "run", 1, tensors(1))
-        await stage.rejected(ID)
-    async with serving(tmp_path, base_model=None) as stage:
-        await stage.until(ID, lambda record: record.state.is_open)
-        await stage.rejected(ID)
-        assert stage.engines["a"].loads == []
 
 
 @pytest.mark.parametrize("cause", [PermissionError(errno.EACCES, "Permission denied"), OSError(errno.EIO, "I/O error")])
@@ -120,12 +108,6 @@ async def test_what_was_rejected_for_its_files_stays_rejected_at_the_next_start(
         publish(stage.root, "run", 2, tensors(2))
         await stage.until("run~v000002", lambda record: record.served_at is not None)
         assert stage.store.versions[ID] == before
-
-
-def test_a_record_of_before_there_were_codes_can_be_read() -> None:
-    old = msgspec.to_builtins(version(1, state=VersionState.REJECTED, reason="no model"))
-    del old["verdict"]["code"]
-    assert unpack(pack(old), VersionRecord) == version(1, state=VersionState.REJECTED, reason="no model")
 
 
 async def test_when_an_engine_says_which_model_it_serves_the_versions_that_wait_for_that_are_judged_newest_first(

@@ -22,17 +22,6 @@ def test_an_engine_that_serves_what_is_recorded_is_in_sync() -> None:
     assert (after.state, after.serving) == (EngineState.IN_SYNC, "v7")
 
 
-def test_an_engine_that_restarted_on_its_start_up_weights_is_behind() -> None:
-    after = after_probe(engine(serving="v7"), reached("/base", "default"), SERVES_7, "v7", NOW)
-    assert (after.state, after.serving, after.known) == (EngineState.BEHIND, None, True)
-    assert "restarted" in (after.reason or "")
-
-
-def test_a_version_label_set_by_someone_else_does_not_count_as_served() -> None:
-    after = after_probe(engine(serving="v7"), reached(label="999"), SERVES_7, "v7", NOW)
-    assert (after.state, after.serving) == (EngineState.BEHIND, None)
-
-
 def test_an_engine_that_tells_its_label_alone_serves_what_the_label_belongs_to() -> None:
     after = after_probe(engine(serving="v7"), reached(path=UNNAMED), SERVES_7, "v7", NOW)
     assert (after.state, after.serving, after.contents.model_path) == (EngineState.IN_SYNC, "v7", SERVES_7.path)
@@ -159,14 +148,6 @@ def test_what_an_engine_named_before_a_load_that_failed_is_not_forgotten_until_i
     assert (after.paths, again.paths) == (("/root/copies/a",), ("/root/copies/a",))
     assert after_probe(again, reached("/root/copies/b"), None, None, NOW).paths == ("/root/copies/b",)
     assert after_refit(again, "v5", Refit(outcome=Outcome.ACK, resumed=True), NOW).paths == ()
-
-
-def test_an_engine_that_cannot_be_repaired_is_quarantined() -> None:
-    record = engine(serving="v6")
-    for _ in range(QUARANTINE_AFTER):
-        assert record.state is not EngineState.QUARANTINED
-        record = after_refit(record, "v7", Refit(outcome=Outcome.TAINTED, resumed=False), NOW)
-    assert record.state is EngineState.QUARANTINED
 
 
 def test_an_engine_that_went_away_before_the_load_keeps_what_it_served() -> None:

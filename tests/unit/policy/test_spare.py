@@ -47,12 +47,6 @@ def test_a_run_that_is_closed_keeps_no_slots() -> None:
     assert (verdict.keep, verdict.reason) == (False, "run run is closed")
 
 
-def test_a_slot_that_nobody_takes_goes_in_the_end() -> None:
-    rules = SlotRules(ttl=60.0)
-    assert kept(slot(1), rules=rules, ages={slot(1).path: 59.9}) == ["L-1"]
-    assert kept(slot(1), rules=rules, ages={slot(1).path: 60.0}) == []
-
-
 def test_slots_are_the_first_thing_that_a_disk_budget_gives_up() -> None:
     rules = SlotRules(disk_budget=1000)
     assert kept(slot(1), slot(2), rules=rules, used=800) == ["L-1", "L-2"]

@@ -131,20 +131,6 @@ def in_state(stage: Stage, name: str, state: EngineState) -> Callable[[], bool]:
     return lambda: stage.store.engines[f"{name}:1"].state is state
 
 
-async def test_rolling_takes_one_after_the_other(tmp_path: Path) -> None:
-    engines = three()
-    async with on_the_first(tmp_path, engines, ROLLING) as stage:
-        for each in engines.values():
-            each.gate = asyncio.Event()
-        stage.store.put_version(version(2))
-        for name in "abc":
-            await stage.until(in_state(stage, name, EngineState.UPDATING))
-            busy = [e.id for e in stage.store.engines.values() if e.state is EngineState.UPDATING]
-            assert busy == [f"{name}:1"]
-            engines[name].gate.set()  # type: ignore[union-attr]
-        await stage.until(lambda: served(stage, 2))
-
-
 async def test_rolling_one_that_stays_broken_keeps_the_others_on_the_version_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,14 +158,6 @@ async def test_a_fast_trainer_does_not_starve_a_rolling_update(tmp_path: Path) -
         await stage.until(lambda: served(stage, 3))
         assert served(stage, 2)
         assert all("/root/run/v000002" in each.loads for each in engines.values())
-
-
-async def test_a_good_canary_lets_the_others_follow(tmp_path: Path) -> None:
-    engines = three()
-    async with on_the_first(tmp_path, engines, CANARY) as stage:
-        stage.store.put_version(version(2))
-        await stage.until(lambda: served(stage, 2))
-        assert stage.store.updates["run"].check is CheckState.PASSED
 
 
 async def test_a_bad_canary_goes_back_and_no_other_engine_ever_hears_of_the_version(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 import fcntl
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,18 +86,6 @@ def test_a_living_publisher_is_let_alone_however_slow_it_is(folder: Path, root: 
         assert (found.abandoned, found.reason) == (False, "its publisher is alive: it holds the lock")
         assert discard_abandoned(root, PATH) == Refused(PATH, found.reason)
     assert folder.exists()
-
-
-def test_the_lock_of_a_killed_publisher_is_free(folder: Path, root: int) -> None:
-    code = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, 2); print('locked', flush=True); input()"
-    command = [sys.executable, "-c", code, str(folder / ".lock")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as publisher:
-        assert publisher.stdout is not None
-        assert publisher.stdout.readline() == b"locked\n"
-        make_old(folder, 2 * HOUR)
-        assert not the_one(root).abandoned
-        publisher.kill()
-    assert the_one(root).abandoned
 
 
 def test_no_publisher_comes_back_while_the_folder_is_discarded(

@@ -1,16 +1,11 @@
 """The sweep against whatever comes in between: a reader, a rollback, a pin, a kill, a cancellation."""
 
 import asyncio
-import json
 import os
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
 
@@ -301,23 +296,6 @@ async def test_a_folder_swapped_after_it_was_examined_is_kept_and_explained(worl
     assert plan.freed_bytes == SIZE
 
 
-async def test_a_link_in_place_of_a_version_is_not_even_retired(world: World, tmp_path: Path) -> None:
-    (world.root / "exp" / "v000001").rename(tmp_path / "precious")
-    (world.root / "exp" / "v000001").symlink_to(tmp_path / "precious")
-    plan = await sweeper(world).run()
-    assert "links are never followed" in line(plan, 1).reasons[0]
-    assert world.log == ["retire 2", "deleted 2"]
-    assert (tmp_path / "precious" / "config.json").exists()
-
-
-async def test_a_retired_version_without_a_folder_is_closed(world: World) -> None:
-    """The sweep was killed after the rename and before it wrote that down."""
-    world.retire(world.records[v(1)], "nobody needs it")
-    (world.root / "exp" / "v000001").rename(world.root / ".away")
-    await sweeper(world).run()
-    assert world.log[:2] == ["retire 1", "deleted 1"]
-
-
 async def test_an_abandoned_incoming_folder_is_taken_away_and_a_living_one_explained(world: World) -> None:
     for name in (".incoming-dead", ".incoming-new"):
         (world.root / "exp" / name).mkdir()
@@ -328,14 +306,6 @@ async def test_an_abandoned_incoming_folder_is_taken_away_and_a_living_one_expla
     assert [item.keep for item in plan.items if ".incoming" in item.path] == [False, True]
     assert sorted(path.name for path in (world.root / "exp").glob(".incoming-*")) == [".incoming-new"]
     assert world.in_trash == []
-
-
-async def test_what_cannot_be_emptied_is_in_the_plan(world: World) -> None:
-    (world.root / ".refitd" / "trash" / "somebody's").mkdir(parents=True)
-    plan = await sweeper(world).run()
-    (left,) = [item for item in plan.items if item.version is None]
-    assert left.keep
-    assert "was not put there by this service" in left.reasons[0]
 
 
 @pytest.mark.parametrize("state", [s for s in VersionState if s not in {VersionState.SEALED, VersionState.DELETED}])
@@ -480,93 +450,6 @@ async def test_a_cancellation_stops_the_emptying_of_the_trash(world: World, monk
     monkeypatch.undo()
     await sweeper(world).run()
     assert world.in_trash == []
-
-
-KILLED_AT_EACH_EFFECT = dedent("""
-    import asyncio, json, os, signal, sys
-    sys.path[:0] = [sys.argv[1], os.path.dirname(os.path.dirname(sys.argv[1]))]
-    from pathlib import Path
-    from test_sweep import World, sweeper
-
-    left = 0
-    def step():
-        global left
-        left -= 1
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def audit(event, arguments):
-        if event in {"os.mkdir", "os.rename", "os.rmdir", "os.remove"}:
-            step()
-
-    class Journalled(World):
-        async def durable(self):
-            step()
-            await super().durable()
-            self.write()
-            step()
-
-        def write(self):
-            states = {name: record.state.value for name, record in self.records.items()}
-            (self.root.parent / "journal.new").write_text(json.dumps(states))
-            os.replace(self.root.parent / "journal.new", self.root.parent / "journal.json")
-
-    def sweep(base, effect):
-        global left
-        world = Journalled(base / "root", steps=3)
-        world.write()
-        left = effect
-        sys.addaudithook(audit)
-        asyncio.run(sweeper(world).run())
-        left = 0
-        world.write()
-
-    for effect in range(1, 200):
-        base = Path(sys.argv[2]) / str(effect)
-        base.mkdir()
-        if not (child := os.fork()):
-            sweep(base, effect)
-            os._exit(0)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        print(status, flush=True)
-        if status != -signal.SIGKILL:
-            break
-    """)
-
-
-async def test_a_service_killed_at_any_effect_of_a_sweep_finishes_it_after_the_restart(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", KILLED_AT_EACH_EFFECT, str(Path(__file__).parent), str(tmp_path)]
-    done = await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True, text=True)
-    *killed, last = [int(text) for text in done.stdout.splitlines()]
-    assert (last, set(killed)) == (0, {-signal.SIGKILL})
-    assert len(killed) > 12, "it died at more than twelve different effects"
-    for effect, _ in enumerate(killed, start=1):
-        world = restarted(tmp_path / str(effect))
-        for step in world.on_disk():
-            assert len(list((world.root / "exp" / f"v{step:06d}").rglob("*"))) == 2, "whole, or not in its place"
-        for record in world.records.values():
-            here = (world.root / record.path).exists()
-            assert here or record.state is VersionState.RETIRED, "nothing goes that was not written down first"
-        await sweeper(world).run()
-        assert world.on_disk() == sorted(record.order.step for record in world.records.values()) == [2, 3]
-        assert world.in_trash == []
-
-
-def restarted(base: Path) -> World:
-    """The world as the journal and the disk tell it."""
-    world = World(base / "root", steps=0)
-    states = json.loads((base / "journal.json").read_text())
-    for step in range(1, 4):
-        if v(step) in states:
-            record = VersionRecord(
-                run="exp",
-                order=Order(1, step),
-                path=f"exp/v{step:06d}",
-                state=VersionState(states[v(step)]),
-                created_at="",
-            ).having(bytes=7)
-            world.records[record.id] = record
-    return world
 
 
 async def test_what_dead_publishers_left_goes_before_what_a_rollback_needs(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from refitd.policy.spare_slots import SlotRules
 from refitd.reclaim import slots
 from refitd.reclaim.folders import DiskFolders
 from refitd.reclaim.sweep import CopySweep, Sweeper
-from refitd.root.scan import Discarded, Listing, Refused, Slot, scan, sentence
+from refitd.root.scan import Discarded, Listing, Refused, scan, sentence
 from refitd.state.version import VersionRecord
 from refitd_client import WeightPublisher
 from refitd_client.contract.naming import Order, version_id
@@ -146,24 +146,6 @@ async def test_why_files_are_not_recycled_is_logged_once_and_not_for_each_versio
     assert [log["version"] for log in logs if log["event"] == "a version's files are not recycled"] == [v(1)]
 
 
-async def test_no_more_slots_are_kept_than_asked_for(world: World) -> None:
-    for step in range(1, 6):
-        world.publish(step)
-    plan = await world.sweeper(rules=SlotRules(count=2)).run()
-    assert len(world.slots) == 2
-    assert "has 2 free slots" in line(plan.items, 4).reasons[-1]
-
-
-async def test_with_slots_off_versions_are_deleted_and_old_slots_go(world: World) -> None:
-    for step in (1, 2, 3):
-        world.publish(step)
-    await world.sweeper(last=2).run()
-    assert len(world.slots) == 1
-    plan = await world.sweeper(rules=SlotRules(off="slots are off (--slots 0)")).run()
-    assert "slots are off" in line(plan.items, 2).reasons[-1]
-    assert world.slots == []
-
-
 async def test_an_inventory_that_changed_leaves_no_slots_behind(world: World) -> None:
     for step in (1, 2):
         world.publish(step)
@@ -234,26 +216,6 @@ async def test_a_dead_engine_may_still_read_what_is_deleted_and_never_what_is_re
     assert not (world.root / RUN / "v000001").exists()
     assert "engine e, which does not answer, may still serve it" in line(plan.items, 1).reasons[-1]
     assert world.slots == []
-
-
-async def test_a_service_killed_between_discard_and_hand_back_deletes(world: World) -> None:
-    """What lies in the trash is deleted by the next sweep, as it would be without slots."""
-    for step in (1, 2):
-        world.publish(step)
-
-    class Killed(DiskFolders):
-        async def hand_back(self, discarded: Discarded, run: str) -> Slot:
-            raise KeyboardInterrupt
-
-    sweeper = world.sweeper()
-    sweeper._recycler._folders = Killed(world.root)
-    with pytest.raises(KeyboardInterrupt):
-        await sweeper.run()
-    assert world.records[v(1)].state is VersionState.RETIRED
-    await world.sweeper().run()
-    assert world.slots == []
-    assert v(1) not in world.records
-    assert list((world.root / ".refitd" / "trash").iterdir()) == []
 
 
 async def test_a_file_in_the_place_of_the_slots_is_told_and_the_sweep_goes_on(world: World) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import resource
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -213,18 +212,6 @@ def test_a_link_swapped_in_between_check_and_rename_is_put_back(root: Path, hand
     assert is_whole(root / "away")
 
 
-def test_a_folder_swapped_in_between_check_and_rename_is_put_back(root: Path, handle: int, precious: Path) -> None:
-    def swap() -> None:
-        (root / VERSION).rename(root / "away")
-        precious.rename(root / VERSION)
-
-    with before("os.rename", "v000001", swap):
-        assert isinstance(discard(handle, VERSION, examined(handle)), Refused)
-    assert empty(handle).left == ()
-    assert is_whole(root / VERSION)
-    assert is_whole(root / "away")
-
-
 def test_a_parent_swapped_for_a_link_leads_nowhere_else(root: Path, handle: int, precious: Path) -> None:
     """The run's folder is open by then: the rename acts on it, wherever its name points."""
     make_tree(precious / "v000001")
@@ -273,13 +260,6 @@ def test_a_kill_between_rename_and_check_deletes_nothing_unexamined(root: Path, 
     (left,) = empty(handle).left
     assert "moved by mistake" in left
     assert is_whole(next(folder.iterdir()))
-
-
-def test_a_kill_between_rename_and_check_of_the_right_folder_is_finished(root: Path, handle: int) -> None:
-    folder = root / ".refitd" / "trash" / ("0" * 32)
-    folder.mkdir(parents=True)
-    (root / VERSION).rename(folder / f"caught-{(root / VERSION).stat().st_ino}")
-    assert empty(handle) == Emptied(1)
 
 
 def test_only_what_the_service_put_into_the_trash_is_deleted(root: Path, handle: int) -> None:
@@ -409,64 +389,6 @@ def test_mount_points_are_not_crossed(root: Path, precious: Path) -> None:
     assert "in use" in four
     assert "/inner is still in use" in inner
     assert is_whole(precious)
-
-
-KILLED_AT_EACH_EFFECT = dedent("""
-    import os, signal, sys
-    sys.path.insert(0, sys.argv[1])
-    from pathlib import Path
-    from test_trash import VERSION, make_tree
-    from refitd.reclaim import trash
-    from refitd.root.handle import root_at
-
-    left = 0
-    def die(event, arguments):
-        global left
-        if event in {"os.mkdir", "os.rename", "os.rmdir", "os.remove"}:
-            left -= 1
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    def sweep(base, effect):
-        global left
-        make_tree(base / VERSION)
-        (base / ".refitd").mkdir()
-        left = effect
-        sys.addaudithook(die)
-        with root_at(base) as root:
-            trash.discard(root, VERSION, trash.examine(root, VERSION))
-            trash.empty(root)
-
-    for effect in range(1, 100):
-        if not (child := os.fork()):
-            sweep(Path(sys.argv[2]) / str(effect), effect)
-            os._exit(0)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        print(status, flush=True)
-        if status != -signal.SIGKILL:
-            break
-    """)
-
-
-def test_a_sweep_killed_at_any_effect_leaves_the_version_whole_or_away_and_is_finished(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", KILLED_AT_EACH_EFFECT, str(Path(__file__).parent), str(tmp_path)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    *killed, last = [int(line) for line in done.stdout.splitlines()]
-    assert (last, set(killed)) == (0, {-signal.SIGKILL})
-    assert len(killed) > 10, "it died at more than ten different effects"
-    places = set()
-    for effect, _ in enumerate(killed, start=1):
-        root = tmp_path / str(effect)
-        with root_at(root) as handle:
-            places.add((root / VERSION).exists())
-            if (root / VERSION).exists():
-                assert is_whole(root / VERSION), f"killed at effect {effect}: half a version in its place"
-            if isinstance(found := examine(handle, VERSION), Identity):
-                discard(handle, VERSION, found)
-            assert empty(handle).left == ()
-            assert in_trash(root) == []
-            assert not (root / VERSION).exists()
-    assert places == {True, False}
 
 
 def test_emptying_stops_when_it_is_told_to_and_goes_on_later(root: Path, handle: int) -> None:

@@ -9,13 +9,6 @@ from refitd.root.ownership import StartRefusedError, check_state_folder, owned
 MOUNTS = "/dev/vda / ext4 rw 0 0\ntmpfs /dev/shm tmpfs rw 0 0\nserver:/x /mnt/nfs nfs4 rw 0 0\n"
 
 
-def test_two_services_on_one_root_are_refused(tmp_path: Path) -> None:
-    with owned(tmp_path), pytest.raises(StartRefusedError, match="another refitd"), owned(tmp_path):
-        pass
-    with owned(tmp_path):
-        pass
-
-
 def test_a_root_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StartRefusedError, match="no folder"), owned(tmp_path / "none"):
         pass

@@ -16,8 +16,6 @@ from pathlib import Path
 from figures import Figure, report
 from fleet import ENGINES, fleet
 from footprint import footprint
-from host_reports import host_reports
-from hosts import hosts
 from latency import notice, watch
 from many_tensors import many_tensors
 from publish import publish
@@ -36,11 +34,9 @@ SCENARIOS: dict[str, Callable[[Path], list[Figure]]] = {
     "fleet": fleet,
     "footprint": footprint,
     "takeover": takeover,
-    "hosts": hosts,
-    "host-reports": host_reports,
 }
-# memory in gigabytes, and PostgreSQL
-BY_NAME = ("takeover", "hosts", "host-reports")
+# needs PostgreSQL
+BY_NAME = ("takeover",)
 
 
 def main() -> int:

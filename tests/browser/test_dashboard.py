@@ -52,35 +52,6 @@ async def test_what_is_wrong_is_said_in_words_and_by_a_shape(page: Page, tmp_pat
         await expect(page.locator("#announcer")).to_contain_text("1 of 2 engines")
 
 
-async def test_an_update_unfolds_into_the_stages_of_each_engine(page: Page, tmp_path: Path) -> None:
-    async with serving(tmp_path, names=("a", "b")) as stage, listening(stage.api) as server:
-        await stage.served(1)
-        await opened(page, server)
-        await page.get_by_role("button", name="1", exact=True).click()
-        detail = page.locator("table.updates tr.detail")
-        await expect(detail).to_contain_text("run~v000001 is SEALED")
-        await expect(detail).to_contain_text("It is kept: ")
-        await expect(detail.locator("table.loads tbody tr")).to_have_count(2)
-        await expect(detail.get_by_role("img", name="a:1: pause 0.5 ms, load 1 ms")).to_be_visible()
-
-
-async def test_a_rejected_version_says_why(page: Page, tmp_path: Path) -> None:
-    async with serving(tmp_path) as stage, listening(stage.api) as server:
-        await stage.served(1)
-        weights = tensors(2)
-        del weights["layer.1.weight"]
-        publish(stage.root, "run", 2, weights)
-        await stage.rejected("run~v000002")
-        timed = stage.store.versions["run~v000002"].having(timings={"publish": 12.0, "validate": 3.0})
-        stage.store.put_version(timed)  # as one that its trainer has announced
-        await opened(page, server)
-        await expect(page.locator(".run li").first).to_contain_text("Step 2 is REJECTED")
-        await expect(page.locator(".run li").first).to_contain_text("layer.1.weight")
-        row = page.locator("table.updates tbody tr").first
-        await expect(row).to_contain_text("15 ms")
-        await expect(row.locator(".stages")).to_contain_text("layer.1.weight")
-
-
 async def test_an_action_is_asked_about_and_escape_changes_nothing(page: Page, tmp_path: Path) -> None:
     async with serving(tmp_path) as stage, listening(stage.api) as server:
         await stage.served(1)
@@ -260,16 +231,6 @@ async def violations(page: Page) -> list[str]:
     """What axe finds wrong."""
     found = await page.evaluate("axe.run()")
     return [f"{each['id']}: {node['html']}" for each in found["violations"] for node in each["nodes"]]
-
-
-async def test_a_service_that_is_not_there_yet_is_waited_for(page: Page, tmp_path: Path) -> None:
-    async with serving(tmp_path) as stage, listening(stage.api) as server:
-        await page.route("**/v1/overview", lambda route: route.fulfill(status=503, json={"detail": "not yet"}))
-        await page.goto(f"http://127.0.0.1:{server.port}/")
-        await expect(page.locator(".waiting")).to_be_visible()
-        await page.unroute("**/v1/overview")
-        await expect(page.locator("header .link")).to_have_text("live")
-        await expect(page.locator(".run h2")).to_contain_text("Nothing has been published yet.")
 
 
 async def told(stage: Stage, run: str, step: int) -> None:

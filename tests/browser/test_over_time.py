@@ -1,11 +1,10 @@
 """Updates over time in a real Chromium: charts that zoom, a lane for each engine, a grid for many."""
 
 import asyncio
-import re
 from pathlib import Path
 
 import pytest
-from crowd import ENGINES, REJECTED, VERSIONS, crowd, opened
+from crowd import ENGINES, VERSIONS, crowd, opened
 from playwright.async_api import Locator, Page, expect
 
 from support.attackers import QuietServer, listening
@@ -64,33 +63,6 @@ async def test_the_keyboard_zooms_and_moves_through_all_thousand_updates(page: P
         await expect(told).to_contain_text("100 updates in sight")
 
 
-async def test_an_update_that_is_pointed_at_is_told_with_its_percentiles_its_size_and_why_it_is_full(
-    page: Page, tmp_path: Path
-) -> None:
-    async with crowd(tmp_path) as (api, _), listening(api) as server:
-        section = await drawn(page, server)
-        readout = section.locator(".readout")
-        await expect(readout).to_contain_text(f"Step {VERSIONS:,}")
-        await expect(readout).to_contain_text("full, because 10 deltas were published")
-        chart = section.locator(".u-over").first
-        box = await chart.bounding_box()
-        assert box is not None
-        share = (REJECTED - (VERSIONS - 99)) / 99  # of the way from the oldest to the newest that is shown
-        room = 0.5 / 100
-        await page.mouse.move(box["x"] + box["width"] * (room + share * (1 - 2 * room)), box["y"] + 40)
-        await expect(readout).to_contain_text(f"Step {REJECTED}")
-        await expect(readout).to_contain_text("REJECTED: a tensor has 1 non-finite value")
-        await page.mouse.move(10, 10)
-        await expect(readout).to_contain_text(f"Step {VERSIONS:,}")
-        reasons = section.locator("details.why-full")
-        await expect(reasons.locator("summary")).to_have_text("Why 10 versions went out in full")
-        await reasons.locator("summary").click()
-        await expect(reasons.locator("li")).to_have_text(re.compile(r"^10 times: … deltas were published"))
-        names = [await each.get_attribute("aria-label") for each in await section.locator(".charts [role=img]").all()]
-        assert [name.partition(" of ")[0] for name in names if name] == ["Stages", "Pause", "Publish to served", "Size"]
-        assert all(f"step {VERSIONS:,}: " in (name or "") for name in names)
-
-
 async def test_a_lane_shows_what_an_engine_served_its_loads_and_when_it_was_away(page: Page, tmp_path: Path) -> None:
     async with serving(tmp_path, names=("a", "b")) as stage, listening(stage.api) as server:
         await trained(stage, 2)
@@ -140,20 +112,3 @@ async def test_two_hundred_engines_are_a_grid_in_which_each_is_found_by_mouse_an
         await expect(page.locator(".grid button[tabindex='0']")).to_have_count(1)
         await cells.nth(8).click()  # once more: all are shown again
         await expect(page.get_by_role("navigation", name="Pages of engines")).to_contain_text(f"of {ENGINES}")
-
-
-async def test_decisions_of_one_update_stand_together_and_fold(page: Page, tmp_path: Path) -> None:
-    async with serving(tmp_path) as stage, listening(stage.api) as server:
-        await trained(stage, 3)
-        await opened(page, server)
-        groups = page.locator("table.log tr.group")
-        await expect(groups.nth(0)).to_contain_text("update 3: step 3")
-        await expect(groups.nth(0)).to_contain_text("COMPLETE")
-        await expect(groups.nth(1)).to_contain_text("update 2: step 2")
-        second = page.locator("table.log tbody").nth(1)
-        await expect(second.locator("tr")).to_have_count(1)
-        await second.locator("button.fold").click()
-        await expect(second.locator("tr").nth(1)).to_contain_text("served: step 2")
-        await second.get_by_role("button", name="more").click()
-        await expect(second.locator("tr").last).to_contain_text("run~v000002")
-        await expect(second).not_to_contain_text("v000003")

@@ -28,17 +28,6 @@ def test_prometheus_takes_its_configuration_and_the_rules() -> None:
 
 
 @needs_promtool
-@pytest.mark.parametrize("name", ["kubernetes", "kubernetes-hosts"])
-def test_prometheus_takes_the_job_for_a_cluster(name: str, tmp_path: Path) -> None:
-    """But for its finding of pods: Debian's promtool is built without Kubernetes."""
-    configuration = yaml.safe_load((FOLDER / f"{name}.yml").read_text())
-    assert configuration["scrape_configs"][0].pop("kubernetes_sd_configs")
-    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(configuration))
-    done = run("check", "config", "--syntax-only", tmp_path / "prometheus.yml")
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@needs_promtool
 def test_each_alert_fires_when_it_should_and_not_before() -> None:
     done = run("test", "rules", FOLDER / "rules.test.yml")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -101,32 +101,6 @@ def test_the_units_settings_are_refitds(tmp_path: Path, monkeypatch: pytest.Monk
     assert Settings().engines == ["http://127.0.0.1:30000"]  # pyright: ignore[reportCallIssue]
 
 
-def test_what_the_unit_runs_before_the_service_keeps_it_from_nothing_and_says_what_to_mend(tmp_path: Path) -> None:
-    """It gets the service's own settings, and an engine that is not there yet."""
-    (before,) = re.findall(r"^ExecStartPre=-/opt/refitd/bin/refitd (.*)$", UNIT, re.MULTILINE)
-    environment = dict(re.findall(r"^(REFITD_\w+)=(.*)$", SETTINGS, re.MULTILINE))
-    (tmp_path / "root").mkdir()
-    (tmp_path / "token").write_text("a-token-that-is-long-enough")
-    environment |= {
-        "REFITD_ROOT": str(tmp_path / "root"),
-        "REFITD_STATE": str(tmp_path / "state"),
-        "REFITD_TOKEN_FILE": str(tmp_path / "token"),
-        "REFITD_ENGINES": "http://127.0.0.1:1",
-        "REFITD_PORT": str(free_port()),
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", "refitd", before],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    failed = [line.split()[1:3] for line in done.stdout.splitlines() if line.startswith("failed")]
-    assert (done.returncode, failed) == (1, [["engines", "127.0.0.1:1"]]), done.stdout + done.stderr
-    assert not (tmp_path / "state").exists(), "the service begins its journal"
-
-
 def test_shellcheck_finds_nothing_in_any_script() -> None:
     """The job, and what sets up environments: every file of the tree that a shell reads."""
     folders = ("deploy", "tests", ".ci")

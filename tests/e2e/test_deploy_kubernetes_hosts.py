@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-import kubernetes_validate
 import pytest
 import yaml
 
@@ -16,25 +15,14 @@ from support.kubernetes_hosts import (
     HUBS,
     KUBERNETES,
     NAMES,
-    RELEASES,
     Document,
     admitted,
     containers,
-    documents,
-    of_kind,
     pods,
     policy_of,
     refitd,
-    selects,
     settings_of,
 )
-
-
-@pytest.mark.parametrize("release", RELEASES)
-@pytest.mark.parametrize("name", NAMES)
-def test_every_manifest_of_many_hosts_fits_the_schemas(name: str, release: str) -> None:
-    for document in documents(name):
-        kubernetes_validate.validate(document, release, strict=True)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -44,22 +32,6 @@ def test_every_file_of_a_layout_is_named_and_every_image_has_a_registry_and_a_ta
     assert {path.name for path in (FOLDER / name).iterdir()} - {"kustomization.yaml"} == named - {"../hub"}
     for _, container in containers(name):
         assert re.fullmatch(r"[\w.-]+\.[\w./-]+:v?\d+\.\d+\.\d+", container["image"])
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_containers_gain_no_rights_and_refitd_is_no_root(name: str) -> None:
-    for pod, each in containers(name):
-        assert pod["spec"]["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert pod["spec"]["automountServiceAccountToken"] is pod["spec"]["enableServiceLinks"] is False
-        assert each["securityContext"]["allowPrivilegeEscalation"] is False
-        assert each["securityContext"]["capabilities"]["drop"] == ["ALL"]
-        assert "memory" in each["resources"]["limits"]
-    pod, container = refitd(name)
-    user = pod["spec"]["securityContext"] | container["securityContext"]
-    assert (user["runAsNonRoot"], user["runAsUser"], user["readOnlyRootFilesystem"]) == (True, 10001, True)
-    assert "add" not in user["capabilities"]
-    added = [each["name"] for _, each in containers(name) if "add" in each["securityContext"]["capabilities"]]
-    assert added == (["owner"] if name == "daemonset" else []), "who gives a folder of the node to refitd"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -116,19 +88,6 @@ def test_probes_of_refitd_ask_what_is_there(name: str) -> None:
     assert probes["liveness"]["path"] == "/healthz", "one that stands by is no reason for a restart"
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_volumes_and_claims_of_many_hosts_are_there(name: str) -> None:
-    claims = {claim["metadata"]["name"] for claim in [*of_kind("hub", "PersistentVolumeClaim")]}
-    for pod in pods(name):
-        volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
-        mine = [each for owner, each in containers(name) if owner is pod]
-        assert {mount["name"] for each in mine for mount in each["volumeMounts"]} == volumes.keys()
-        named = {v["persistentVolumeClaim"]["claimName"] for v in volumes.values() if "persistentVolumeClaim" in v}
-        assert named <= claims
-    if name == "hub-postgres":
-        assert "refitd-state" not in {claim["metadata"]["name"] for claim in of_kind(name, "PersistentVolumeClaim")}
-
-
 def test_the_password_of_the_database_is_a_file_that_libpq_takes() -> None:
     pod, _ = refitd("hub-postgres")
     (first,) = pod["spec"]["initContainers"]
@@ -155,15 +114,6 @@ def test_an_engine_reads_the_root_of_its_follower_and_cannot_write_it(name: str)
     assert roots["refitd"][1] == roots["sglang"][1]
     assert roots["sglang"][0].get("readOnly") is True
     assert not roots["refitd"][0].get("readOnly")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_services_of_many_hosts_select_pods_and_ports_that_there_are(name: str) -> None:
-    for service in of_kind(name, "Service"):
-        chosen = [pod for pod in pods(name) if selects(pod["metadata"]["labels"], service["spec"]["selector"])]
-        assert len(chosen) == 1
-        ports = {port["name"] for pod, each in containers(name) if pod is chosen[0] for port in each.get("ports", [])}
-        assert {port["targetPort"] for port in service["spec"]["ports"]} <= ports
 
 
 @pytest.mark.parametrize("follower", FOLLOWERS)

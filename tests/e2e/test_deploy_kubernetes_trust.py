@@ -5,7 +5,6 @@ import re
 import subprocess
 from pathlib import Path
 
-import kubernetes_validate
 import pytest
 import yaml
 
@@ -15,7 +14,6 @@ from support.kubernetes_hosts import (
     HUBS,
     KUBERNETES,
     NAMES,
-    RELEASES,
     documents,
     names_of,
     of_kind,
@@ -111,21 +109,6 @@ def test_with_the_component_mtls_hub_and_followers_want_a_certificate_and_show_t
         settings = {each["name"]: each.get("value") for each in ours["env"]}
         assert added == {"name": "REFITD_TLS_CLIENT_CA", "value": "/run/secrets/tls/ca.crt"}
         assert settings.get("REFITD_CLIENT_CERT") in {None, settings["REFITD_TLS_CERT"]}
-
-
-@pytest.mark.parametrize("release", RELEASES)
-def test_the_sample_of_a_trainer_with_the_lines_for_many_hosts_trusts_the_hub_s_certificate(release: str) -> None:
-    text = re.sub(r"^( +)#- ", r"\1- ", (KUBERNETES / "samples/trainer.yaml").read_text(), flags=re.MULTILINE)
-    trainer = yaml.safe_load(text)
-    kubernetes_validate.validate(trainer, release, strict=True)
-    (container,) = trainer["spec"]["template"]["spec"]["containers"]
-    volumes = {each["name"]: each for each in trainer["spec"]["template"]["spec"]["volumes"]}
-    (mount,) = [each["mountPath"] for each in container["volumeMounts"] if each["name"] == "tls"]
-    settings = {each["name"]: each["value"] for each in container["env"]}
-    files = {settings[f"REFITD_{name}"] for name in ("CA_FILE", "CLIENT_CERT", "CLIENT_KEY")}
-    assert files == {f"{mount}/{name}" for name in ("ca.crt", "tls.crt", "tls.key")}
-    assert volumes["tls"]["secret"]["secretName"] == "refitd-client-tls"
-    assert settings_of("sidecar")["REFITD_FOLLOW"] in text
 
 
 @pytest.mark.parametrize("name", NAMES)

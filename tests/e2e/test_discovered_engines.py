@@ -2,7 +2,6 @@
 it brings them to the target, lets go of those that are named no more, and keeps all when the place itself is gone.
 """
 
-import shutil
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -95,25 +94,3 @@ def test_engines_come_and_go_with_the_workers_of_a_router(models: Path, tmp_path
             for engine in (one, two)
         ]
         follow(job, models, *workers)
-
-
-def test_engines_are_found_and_a_place_that_vanishes_takes_none_away(models: Path, tmp_path: Path) -> None:
-    trial = tmp_path / "name_resolve/me/exp/trial"
-    with (
-        EmbeddedServer(tmp_path, models / "model_a") as engine,
-        running(tmp_path, engine, "--discover", f"areal:{trial}", *ALLOWED, named=False) as job,
-    ):
-        assert job.client.engines().items == []
-        entry = trial / "gen_servers/1/ENTRY"
-        entry.parent.mkdir(parents=True)
-        entry.write_text(engine.url.removeprefix("http://"))
-        job.until_engine(EngineState.IN_SYNC)
-        job.serve(models / "model_b", 1)
-        assert served_by(engine).label == "1"
-        shutil.rmtree(trial)
-        job.refitd.kill()
-        job.refitd.restart()  # who was found before this start is known all the same
-        again = job.serve(models / "model_a", 2)
-        assert served_by(engine).label == "2"
-        assert again.step == 2
-        assert "found before stay" in (job.client.overview().faults.engines or "")

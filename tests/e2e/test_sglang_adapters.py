@@ -4,13 +4,11 @@ import json
 import time
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
 import httpx
 import pytest
-from safetensors.torch import load_file, save_file
 
 from refitd.engine.port import Outcome, Target
 from support.adapters import FLAGS, write_adapter
@@ -137,29 +135,3 @@ async def test_the_same_name_with_another_adapter_answers_anew_though_its_prefix
     await adapter.aclose()
     assert names_of(engine) == {"again-v1"}
     call(engine, "/unload_lora_adapter", {"lora_name": "again-v1"})
-
-
-async def test_an_adapter_that_changes_nothing_yet_is_served_and_one_that_did_not_come_is_not(
-    models: Path, tmp_path: Path, engine: LoraServer
-) -> None:
-    """Before the first step B is zero. Files that say otherwise since the server read them are those of a step that it
-    does not compute with.
-    """
-    folder = write_adapter(tmp_path / "zero", models / "model_a", 1)
-    tensors = load_file(folder / "adapter_model.safetensors")
-    zero = {name: tensor * ("lora_A" in name) for name, tensor in tensors.items()}
-    save_file(zero, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    adapter = sglang_adapters(engine.url, name="first", api_key=API_KEY, admin_key=ADMIN_KEY)
-    target = Target(path=str(folder), label="1")
-    done = await adapter.refit(target, ignore_stage)
-    assert (done.outcome, done.reason) == (Outcome.ACK, None)
-
-    async def change_after_the_load() -> bool:
-        save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-        return True
-
-    done = await adapter.refit(replace(target, unchanged=change_after_the_load), ignore_stage)
-    assert done.outcome is Outcome.NACK
-    assert "the server does not compute with it" in (done.reason or "")
-    await adapter.aclose()
-    assert names_of(engine) == set()

@@ -1,17 +1,12 @@
 """LoRA adapters on a real vLLM: what answers them is the newest, late and running requests get what they asked for, and
 no adapter that is bad, evicted or unloaded ends the engine."""
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
-from threading import Event
 from typing import Any
 
-import httpx
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -20,15 +15,13 @@ from refitd.engine.port import Outcome, Refit, Target
 from refitd_client import VersionRejectedError
 from support.adapters import write_adapter
 from support.engines import vllm_adapters
-from support.jobs import PATIENCE, Job, running
+from support.jobs import Job, running
 from support.servers import API_KEY
 from support.subject import ignore_stage
 from support.vllm import VllmServer
-from support.vllm_lora import answer, call, names_of, order
+from support.vllm_lora import answer, call, names_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.e2e, pytest.mark.timeout(600)]
-
-LONG = 900  # tokens, which take longer than two updates
 Tensors = dict[str, torch.Tensor]
 
 
@@ -52,19 +45,6 @@ def job(engine: Any, tmp_path: Path) -> Generator[Job]:
         call(engine, "/v1/unload_lora_adapter", {"lora_name": name}).raise_for_status()
 
 
-def streamed(engine: VllmServer, adapter: str, begun: Event) -> list[int]:
-    """A long answer that comes as a stream; `begun` is set when there is something of it."""
-    body, headers = order(adapter, LONG) | {"stream": True}, {"Authorization": f"Bearer {API_KEY}"}
-    so_far: list[int] = []
-    with httpx.stream("POST", f"{engine.url}/v1/completions", json=body, headers=headers, timeout=PATIENCE) as reply:
-        for line in reply.raise_for_status().iter_lines():
-            if line.startswith("data: {"):
-                so_far += json.loads(line.removeprefix("data: "))["choices"][0]["token_ids"] or []
-                begun.set()
-    assert len(so_far) == LONG
-    return so_far
-
-
 def test_requests_that_name_the_adapter_get_it_and_others_the_model(
     model: Path, tmp_path: Path, engine: VllmServer, job: Job
 ) -> None:
@@ -85,22 +65,6 @@ def test_requests_that_name_the_adapter_get_it_and_others_the_model(
     with pytest.raises(VersionRejectedError, match="rank 8 want"):
         job.serve(write_adapter(tmp_path / "wrong", model, 4, r=8), 4)
     assert answer(engine, "actor-v3") == answers[2]
-
-
-def test_a_request_in_flight_is_answered_to_its_end_by_the_adapter_that_is_unloaded_meanwhile(
-    model: Path, tmp_path: Path, engine: VllmServer, job: Job
-) -> None:
-    adapters = [write_adapter(tmp_path / f"adapter{step}", model, step) for step in (1, 2, 3)]
-    job.serve(adapters[0], 1)
-    expected, begun = streamed(engine, "actor-v1", Event()), Event()
-    with ThreadPoolExecutor() as threads:
-        late = threads.submit(streamed, engine, "actor-v1", begun)
-        assert begun.wait(PATIENCE)
-        for step in (2, 3):
-            job.publish(adapters[step - 1], step)
-        assert late.result() == expected
-    job.until(lambda event: event.subject.endswith("~v000003") and event.text.startswith("served"))
-    assert answer(engine, "actor-v3")
 
 
 def rewritten(folder: Path, change: Callable[[Tensors], None]) -> None:
@@ -154,38 +118,6 @@ async def test_an_adapter_that_is_bad_is_not_listed_and_the_one_before_answers_o
         await adapters.aclose()
         for listed in names_of(engine):
             call(engine, "/v1/unload_lora_adapter", {"lora_name": listed})
-
-
-async def test_an_adapter_that_changes_nothing_yet_is_served_and_one_that_did_not_come_is_not(
-    model: Path, tmp_path: Path, engine: VllmServer
-) -> None:
-    """Before the first step B is zero. Files that say otherwise since the server read them are those of a step that it
-    does not compute with.
-    """
-    folder = write_adapter(tmp_path / "zero", model, 1)
-    full = load_file(folder / "adapter_model.safetensors")
-
-    def without_b(tensors: Tensors) -> None:
-        for name in tensors:
-            tensors[name] *= "lora_A" in name
-
-    rewritten(folder, without_b)
-    adapters = vllm_adapters(engine.url, name="first", api_key=API_KEY)
-    target = Target(path=str(folder), label="1")
-
-    async def change_after_the_load() -> bool:
-        save_file(full, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-        return True
-
-    try:
-        done = await adapters.refit(target, ignore_stage)
-        assert (done.outcome, done.reason) == (Outcome.ACK, None)
-        done = await adapters.refit(replace(target, unchanged=change_after_the_load), ignore_stage)
-    finally:
-        await adapters.aclose()
-    assert done.outcome is Outcome.NACK
-    assert "the server does not compute with it" in (done.reason or "")
-    assert names_of(engine) == set()
 
 
 async def test_an_adapter_whose_answers_are_no_numbers_is_unloaded_and_the_engine_is_not_believed(

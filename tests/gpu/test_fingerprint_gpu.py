@@ -18,14 +18,12 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton")
 
 from refitd_client import tensors as torch_tensors  # noqa: E402
-from refitd_client.checkpoint.finite import NO_RULE, rule_of  # noqa: E402
 from refitd_client.delta import compare  # noqa: E402
 from refitd_client.delta import device as delta_device  # noqa: E402
 from refitd_client.delta.shadow import HostShadow, Shadow  # noqa: E402
-from refitd_client.fingerprint import ScanInput, device, fingerprints, kernel, scan, share  # noqa: E402
+from refitd_client.fingerprint import device, fingerprints, kernel  # noqa: E402
 from refitd_client.fingerprint.device import Listed, Rows, whole_tensor  # noqa: E402
 from refitd_client.fingerprint.host import ROW  # noqa: E402
-from refitd_client.tensors import DTYPES as NAMES  # noqa: E402
 from refitd_client.tensors import Casts  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -67,16 +65,6 @@ def test_a_tensor_of_more_than_two_to_the_31_elements() -> None:
     assert by_kernel(tensor) == (before + shift) % 2**64
 
 
-@pytest.mark.parametrize("dtype", DTYPES[:-1], ids=str)
-def test_what_is_not_finite_is_counted_as_on_the_host(dtype: Any) -> None:
-    """Random bits hold some of everything; tensors that begin anywhere, and of all lengths, in one launch."""
-    rule = rule_of(NAMES[str(dtype).removeprefix("torch.")])
-    tensors = [random_tensor(dtype, count)[skip:] for count in (7, ROW, 5 * ROW + 16, 999_999) for skip in (0, 1, 3)]
-    found = scan(ScanInput(tensor, rule) for tensor in tensors)
-    assert found == scan(ScanInput(tensor.cpu(), rule) for tensor in tensors)
-    assert rule == NO_RULE or sum(each.nonfinite for each in found) > 0
-
-
 def changing_state() -> dict[str, Any]:
     """Aligned and not, cut into several parts, of several widths, transposed, empty."""
     state = {f"w{n}": torch.randn(1000, 777 + n, device="cuda", dtype=torch.bfloat16) for n in range(7)}
@@ -116,25 +104,6 @@ def test_a_shadow_finds_what_changed(kind: type[Shadow], share: float, monkeypat
         where = {name: found.indices for name, found in expected.found.items()}
         gathered = shadow.gather(where)
         assert all(np.array_equal(gathered[name], found.values) for name, found in expected.found.items())
-    shadow.close()
-
-
-@pytest.mark.parametrize("kind", [delta_device.DeviceShadow, delta_device.StreamShadow])
-def test_fingerprints_follow_changes_whose_index_takes_all_of_32_bits(kind: type[Shadow]) -> None:
-    """From 2^31 on an index is negative to who takes its bits for a signed number."""
-    size, places = 2**31 + 10_000, [5, 2**31 - 1, 2**31, 2**31 + 4097, 2**31 + 9999]
-    if torch.cuda.mem_get_info()[0] < 4 * size:
-        pytest.skip("takes 8 GiB of a GPU")
-    state = {"w": torch.zeros(size, dtype=torch.uint8, device="cuda")}
-    shadow = kind()
-    known = shadow.keep(sources_of(state))["w"]
-    state["w"][places] = 3
-    changes = shadow.find(sources_of(state), 2**62)
-    indices = np.array(places, np.uint32)
-    assert np.array_equal(changes.found["w"].indices, indices)
-    shift = share(indices, np.full(len(places), 3, np.uint8)) - share(indices, np.zeros(len(places), np.uint8))
-    assert changes.shifts["w"] == shift % 2**64
-    assert (known + shift) % 2**64 == fingerprints([state["w"]])[0]
     shadow.close()
 
 

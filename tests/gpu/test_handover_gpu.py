@@ -78,12 +78,5 @@ def test_the_driver_says_how_large_another_process_s_allocation_is_so_that_nothi
         assert exported.take_back(0.0)
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are no two GPUs")
-def test_tensors_of_another_gpu_than_the_current_one_are_lent() -> None:
-    """A trainer of several GPUs need not make current what it publishes from."""
-    assert torch.cuda.current_device() == 0
-    offer_of("run~v000001", {"there": torch.ones(10, device="cuda:1").bfloat16()})
-
-
 def weights() -> dict[str, torch.Tensor]:
     return {name: torch.randn(shape, device="cuda").bfloat16() for name, shape in SHAPES.items()}

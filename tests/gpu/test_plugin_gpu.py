@@ -21,12 +21,8 @@ pytest.importorskip("triton")
 
 from safetensors.torch import save_file  # noqa: E402
 
-from refitd_client.checkpoint.header import Header, TensorSpec  # noqa: E402
 from refitd_client.contract.plugin import UpdateOutcome  # noqa: E402
 from refitd_client.delta.change import Change  # noqa: E402
-from refitd_client.fingerprint import fingerprints  # noqa: E402
-from refitd_client.fingerprint.batch import FingerprintBatch  # noqa: E402
-from refitd_client.fingerprint.host import ROW  # noqa: E402
 from refitd_plugin.delta import in_place  # noqa: E402
 from refitd_plugin.delta.in_place import (  # noqa: E402
     DevicePatch,
@@ -37,9 +33,8 @@ from refitd_plugin.delta.layout import (  # noqa: E402
     Route,
     lay_out,
 )
-from refitd_plugin.memory import copy_schedule, driver  # noqa: E402
+from refitd_plugin.memory import copy_schedule  # noqa: E402
 from refitd_plugin.memory.driver import Registry  # noqa: E402
-from refitd_plugin.memory.imported import ImportedAllocation  # noqa: E402
 from refitd_plugin.memory.source import VersionPlace, mapped  # noqa: E402
 from refitd_plugin.proof.contents import (  # noqa: E402
     contents_of,
@@ -63,17 +58,6 @@ def folder() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(dir="/dev/shm"))
     yield path
     shutil.rmtree(path)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_all_fingerprints_in_one_launch_are_those_of_each(dtype: Any) -> None:
-    """Of few elements and of many, of slices that are not aligned, of what has gaps, and again when it has changed."""
-    base = bits(dtype, 300 * ROW).cuda()
-    tensors = [base[:1], base[7 : 7 + 3 * ROW], base[64 : 64 + 200 * ROW + 5], base.view(300, ROW)[:, :5], base[:0]]
-    batch = FingerprintBatch(tensors)
-    for _ in range(2):
-        assert batch.fingerprints() == fingerprints([tensor.cpu() for tensor in tensors])
-        base.copy_(bits(dtype, 300 * ROW))
 
 
 @pytest.mark.parametrize("kind", [np.uint32, np.uint64])
@@ -156,41 +140,6 @@ def test_copies_from_registered_files_are_torchs_copies(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     registry.begin()
     assert len(registry) == 0
-
-
-def test_copies_from_the_memory_of_the_same_gpu_are_torchs_copies() -> None:
-    """Whole rows by the kernel, in more than one stretch; columns, and what begins between words, by the driver."""
-    rows = 5000
-    data, long = bits(torch.bfloat16, 400 * 256).view(400, 256).cuda(), bits(torch.bfloat16, rows * 300).cuda()
-    target, wanted = (torch.zeros(400, 256, dtype=torch.bfloat16, device="cuda") for _ in range(2))
-    end, expected = (torch.zeros(2, rows * 300, dtype=torch.bfloat16, device="cuda") for _ in range(2))
-    for copy in copies(wanted, data):
-        copy.target.copy_(copy.source({"w": data}))
-    expected[0, :-1].copy_(long[1:])
-    expected[1].copy_(long)
-    all_copies = [
-        *copies(target, data),
-        PlanCopy("v", 1, (rows * 300 - 1,), (1,), end[0, :-1]),
-        PlanCopy("v", 0, (rows * 300,), (1,), end[1]),
-    ]
-    specs = {
-        name: TensorSpec("BF16", tuple(tensor.shape), 0, tensor.nbytes) for name, tensor in (("w", data), ("v", long))
-    }
-    headers = {name: Header(tensors={name: spec}, data_start=0, metadata={}) for name, spec in specs.items()}
-    allocations = {name: ImportedAllocation(tensor.data_ptr()) for name, tensor in (("w", data), ("v", long))}
-    table = copy_schedule.table_of(all_copies, headers)
-    device = torch.device("cuda", 0)
-    assert {driver.device_of(each.address) for each in allocations.values()} == {0}
-    ready = copy_schedule.between_devices(table, allocations, device, lambda: {"w": data, "v": long})
-    assert len(ready.steps) == 1 + 2 + 1  # one launch; columns and what begins between words; what is turned
-    for _ in range(2):
-        target.zero_()
-        end.zero_()
-        for step in ready.steps:
-            step()
-        torch.cuda.synchronize()
-        assert same(wanted.cpu(), target)
-        assert same(expected.cpu(), end)
 
 
 @pytest.mark.parametrize("registers", [True, False])

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from refitd_client import InvalidWeightsError, Publication, PublishOptions, WeightPublisher
+from refitd_client import Publication, PublishOptions, WeightPublisher
 from refitd_client.contract.naming import slots_path
 from refitd_client.write import cuda
 from support.handed_back import hand_back
@@ -105,18 +105,6 @@ def test_a_file_is_registered_once_and_unregistered_when_it_has_gone(
     assert len(undone) == len(made) == shards
 
 
-def test_the_copy_waits_for_what_the_trainer_computes(root: Path, publisher: WeightPublisher) -> None:
-    """A step that is still running on the GPU when publish is called is in the version."""
-    factor = torch.randn(8192, 8192, device="cuda") / 100
-    weights = {"w": torch.zeros(8192, 8192, device="cuda")}
-    hand_back(root, publisher.publish(weights, step=1).path)
-    for _ in range(20):
-        torch.mm(factor, factor, out=weights["w"])
-    path = publisher.publish(weights, step=2).path
-    expect(path, weights)
-    assert weights["w"].count_nonzero() > 0
-
-
 def test_tensors_may_change_on_the_gpu_as_soon_as_staging_returns(root: Path, publisher: WeightPublisher) -> None:
     hand_back(root, publisher.publish(state(1), step=1).path)
     weights = state(2)
@@ -124,16 +112,3 @@ def test_tensors_may_change_on_the_gpu_as_soon_as_staging_returns(root: Path, pu
     for tensor in weights.values():
         tensor.zero_()
     expect(publication.committed().path, state(2))
-
-
-@pytest.mark.parametrize("block", ["committed", "staged"])
-def test_a_value_that_is_not_finite_is_refused_and_its_slot_thrown_away(
-    root: Path, publisher: WeightPublisher, block: Any
-) -> None:
-    hand_back(root, publisher.publish(state(1), step=1).path)
-    weights = state(2)
-    weights["big"][4999, 8999] = float("nan")
-    with pytest.raises(InvalidWeightsError, match="tensor big"):
-        _publish(publisher, weights, 2, block)
-    assert list((root / slots_path("run")).iterdir()) == []
-    expect(publisher.publish(state(3), step=3).path, state(3))

@@ -1,4 +1,4 @@
-"""The layouts of deploy/kubernetes/hosts, and what tests ask of them."""
+"""The layouts of deploy/kubernetes, and what tests ask of them. Those of many hosts lie in hosts/."""
 
 from functools import cache
 from pathlib import Path
@@ -11,8 +11,9 @@ KUBERNETES = Path(__file__).parents[2] / "deploy/kubernetes"
 FOLDER = KUBERNETES / "hosts"
 HUBS, FOLLOWERS = ("hub", "hub-postgres"), ("sidecar", "daemonset")
 NAMES = (*HUBS, *FOLLOWERS)
+ALONE = FLEET, SIDECAR = ("../fleet", "../sidecar")  # of one host
 RELEASES = ("1.29", "1.33")  # native sidecars are on by default since 1.29
-WORKLOADS = ("Deployment", "DaemonSet")
+WORKLOADS = ("Deployment", "DaemonSet", "StatefulSet")
 
 
 @cache

@@ -1,6 +1,5 @@
 """What else moves weights from a trainer into SGLang, measured on the same machine and the same engine.
 
-    stock disk     save_file and /update_weights_from_disk: the `loop` scenario measures it
     Gloo, NCCL     /init_weights_update_group and /update_weights_from_distributed: a request for each parameter, one
                    request with a broadcast for each, and one broadcast of everything (load_format "flattened_bucket")
     checkpoint-engine   its parameter server and /update_weights_from_ipc
@@ -34,9 +33,9 @@ def peers(setting: Setting) -> list[Row]:
     for peer, rounds in _peers(setting):
         try:
             samples = list(rounds(setting, weights))
-            rows.append(row("peers", name, peer, samples))
+            rows.append(row(name, peer, samples))
         except Exception as error:  # whatever a peer makes of this machine is its result
-            rows.append(refused("peers", name, peer, error))
+            rows.append(refused(name, peer, error))
     return rows
 
 

@@ -1,59 +1,36 @@
-"""A row of the result: what was measured, how it spread, and what was wanted, relative to the same run."""
+"""A row of the result: what was measured, and how it spread."""
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """`limit` is what p50 should not exceed; `stages` are medians of its parts, in order, in the same unit."""
+    """Milliseconds, of `n` samples. `note` is the reason where there are none."""
 
-    scenario: str
     model: str
     name: str
-    unit: str
-    p50: float
-    min: float
-    max: float
-    n: int
-    limit: float | None = None
-    stages: dict[str, float] = field(default_factory=dict[str, float])
+    p50: float = 0.0
+    min: float = 0.0
+    max: float = 0.0
+    n: int = 0
     note: str = ""
 
 
-def row(
-    scenario: str,
-    model: str,
-    name: str,
-    samples: Sequence[float],
-    *,
-    unit: str = "ms",
-    limit: float | None = None,
-    stages: Sequence[Mapping[str, float]] = (),
-    note: str = "",
-) -> Row:
+def row(model: str, name: str, samples: Sequence[float]) -> Row:
     """Sum samples up."""
-    return Row(
-        scenario=scenario, model=model, name=name, unit=unit, n=len(samples), p50=_rounded(statistics.median(samples)),
-        min=_rounded(min(samples)), max=_rounded(max(samples)), limit=None if limit is None else _rounded(limit),
-        stages=medians(stages), note=note,
-    )  # fmt: skip
+    p50, least, most = (_rounded(each) for each in (statistics.median(samples), min(samples), max(samples)))
+    return Row(model=model, name=name, p50=p50, min=least, max=most, n=len(samples))
 
 
-def refused(scenario: str, model: str, name: str, error: Exception) -> Row:
+def refused(model: str, name: str, error: Exception) -> Row:
     """A row of what does not run here, with the reason."""
     said = f"does not run here: {type(error).__name__}: {error}".splitlines()[0]
-    return Row(scenario=scenario, model=model, name=name, unit="ms", n=0, p50=0, min=0, max=0, note=said)
-
-
-def medians(samples: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The median of each of the parts that all samples have."""
-    names = [name for name in (samples[0] if samples else ()) if all(name in sample for sample in samples)]
-    return {name: _rounded(statistics.median(sample[name] for sample in samples)) for name in names}
+    return Row(model=model, name=name, note=said)
 
 
 def timed(act: Callable[[], object]) -> float:

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from refitd.engine.http import NoReply
-from refitd.engine.port import EnginePort, Outcome, Process, Reached, Refit, Stage, Unreached
+from refitd.engine.port import EnginePort, Outcome, Process, Reached, Refit, Stage
 from refitd.engine.sglang.dialect import SglangDialect
 from refitd.engine.transaction import ServerEngine
 from refitd_client.rollout import spans
@@ -21,16 +21,6 @@ pytestmark = pytest.mark.timeout(400)
 
 TOKENS = 400
 REQUESTS = 4
-
-
-async def test_a_probe_tells_what_is_served_and_how_the_server_was_started(subject: Subject) -> None:
-    await subject.refit("model_b", "3")
-    seen = await subject.engine.probe()
-    assert isinstance(seen, Reached)
-    assert (seen.model_path, seen.weight_version) == (str(subject.path("model_b")), "3")
-    assert seen.startup_path == str(subject.models / "model_a")
-    assert seen.server_version.startswith(subject.habits.release)
-    assert {seen.server_version, *subject.habits.configuration} <= set(seen.configuration.split())
 
 
 async def test_what_a_server_tells_of_its_process_stays_the_same_whoever_loads_it_and_not_when_it_restarts(
@@ -91,17 +81,6 @@ async def test_an_engine_with_unknown_contents_is_not_resumed_by_a_repair_that_i
     with pytest.raises(httpx.TimeoutException):
         await subject.answer(within=1.0)
     assert (await subject.refit("model_a", "3", repairs=True)).outcome is Outcome.ACK
-    assert await subject.answer()
-
-
-async def test_contents_that_differ_from_a_recorded_load_are_not_believed(subject: Subject) -> None:
-    await subject.refit("model_a", "1", repairs=True)
-    refit = await subject.refit("model_b", "2", fingerprint=subject.habits.other_fingerprint)
-    assert (refit.outcome, refit.resumed) == (Outcome.TAINTED, False)
-    assert "clean load" in (refit.reason or "")
-    with pytest.raises(httpx.TimeoutException):
-        await subject.answer(within=1.0)
-    assert (await subject.refit("model_a", "3", repairs=True)).resumed
     assert await subject.answer()
 
 
@@ -185,17 +164,6 @@ async def test_an_engine_that_its_trainer_holds_paused_is_updated_and_the_traine
         (await http.post(resume, json={})).raise_for_status()
     assert (refit.outcome, refit.resumed) == (Outcome.ACK, True)
     assert await subject.answer() != before
-
-
-async def test_a_key_that_opens_nothing_is_named_by_the_probe(subject: Subject) -> None:
-    _needs_keys(subject)
-    engine = sglang_engine(subject.server.url, api_key="wrong")
-    try:
-        seen = await engine.probe()
-        assert isinstance(seen, Unreached)
-        assert "--engine-key-file" in seen.reason
-    finally:
-        await engine.aclose()
 
 
 def _needs_keys(subject: Subject) -> None:

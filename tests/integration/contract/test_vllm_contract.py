@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from refitd.engine.fingerprints import ANSWERED
-from refitd.engine.port import UNNAMED, Outcome, Reached
+from refitd.engine.port import Outcome
 from support.servers import VLLM_VENV
 from support.subject import Streamed, ignore_stage
 from support.vllm import OneVllm, VllmSubject
@@ -34,15 +34,6 @@ async def loaded_a(subject: VllmSubject) -> list[int]:
     a = await subject.refit("model_a", "1", repairs=True)
     assert (a.outcome, a.resumed) == (Outcome.ACK, True), a.reason
     return await subject.answer()
-
-
-async def test_a_server_tells_a_label_and_no_path(subject: VllmSubject) -> None:
-    await subject.refit("model_b", "3", repairs=True)
-    mine, other = await subject.engine.probe(), await subject.adapter().probe()
-    assert isinstance(mine, Reached)
-    assert isinstance(other, Reached)
-    assert (mine.model_path, other.model_path) == (str(subject.path("model_b")), UNNAMED)
-    assert mine.process == other.process
 
 
 async def test_digests_that_leave_out_what_is_repacked_are_backed_by_an_answer(subject: VllmSubject) -> None:

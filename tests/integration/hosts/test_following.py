@@ -5,11 +5,9 @@ from pathlib import Path
 import pytest
 
 from refitd_client import ConflictError, RunBusyError, WeightPublisher
-from refitd_client.contract.states import VersionState
 from refitd_client.contract.wire import Notice
 from support.checkpoints import tensors
 from support.hosts import RUN, hosts, until
-from support.proxy import Fault, Hold, Proxy
 from support.published import check, versions
 
 
@@ -68,48 +66,3 @@ def test_a_publisher_on_a_following_host_is_refused_and_told_where_to_publish(tm
         ):
             publisher.publish(tensors(1), step=1)
         assert versions(one.root / "mine") == [], "nothing is written that no engine would be brought to"
-
-
-def test_a_follower_that_is_killed_in_the_middle_of_a_pull_pulls_the_version_after_its_next_start(
-    tmp_path: Path,
-) -> None:
-    with hosts(tmp_path) as all_, Proxy(all_.hub.refitd.port) as proxy:
-        hold = Hold()
-        name = "model-00001-of-00001.safetensors"
-        proxy.plan(f"/v1/versions/{RUN}~v000001/files/{name}", hold)
-        one = all_.follower("one", url=f"http://127.0.0.1:{proxy.port}")
-        all_.publish(1)
-        hold.until_arrived()
-        one.refitd.kill()
-        hold.release()
-        assert versions(one.root / RUN) == []
-        one.refitd.start()
-        until(lambda: one.serves(1), one)
-        check(one.root / RUN / "v000001")
-
-
-@pytest.mark.parametrize("fault", [Fault.CUT_REQUEST, Fault.HALF_REPLY, Fault.GARBAGE])
-def test_a_link_that_fails_in_the_middle_of_a_part_costs_that_part_alone(fault: Fault, tmp_path: Path) -> None:
-    with hosts(tmp_path) as all_, Proxy(all_.hub.refitd.port) as proxy:
-        proxy.plan(f"/v1/versions/{RUN}~v000001/files/model-00001-of-00001.safetensors", fault)
-        one = all_.follower("one", url=f"http://127.0.0.1:{proxy.port}")
-        all_.publish(1)
-        until(lambda: one.serves(1), one)
-        check(one.root / RUN / "v000001")
-
-
-def test_what_a_follower_pulls_is_kept_at_the_hub_while_it_says_so(tmp_path: Path) -> None:
-    with hosts(tmp_path, "--keep-last", "1", "--slots", "0") as all_:
-        hub = all_.hub
-        first = all_.publish(1)
-        until(lambda: hub.client.version(first).state is VersionState.SEALED, hub)
-        all_.report("slow", first)
-        for step in (2, 3):
-            newest = all_.publish(step)
-            until(lambda newest=newest: hub.client.version(newest).state is VersionState.SEALED, hub)
-        kept = next(line for line in hub.client.reclaim().items if line.version == first)
-        assert kept.keep
-        assert "follower slow pulls it" in kept.reasons
-        all_.report("slow")
-        hub.client.reclaim()
-        assert not (hub.root / RUN / "v000001").exists()

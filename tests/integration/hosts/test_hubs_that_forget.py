@@ -143,31 +143,6 @@ def test_a_host_serves_no_version_of_before_for_one_of_that_name_after_its_hub_w
         until(lambda: one.serves(3) and at_hub(hub) == (EngineState.IN_SYNC, third), hub, one)
 
 
-def test_a_name_that_is_used_again_after_a_rollback_is_pulled_anew_where_the_host_does_not_serve_its_own(
-    tmp_path: Path,
-) -> None:
-    """The hub is restored from a backup and rolled back, and its trainer does the step again without asking."""
-    with hosts(tmp_path) as all_:
-        hub, one = all_.hub, backed_up(all_, tmp_path)
-        all_.publish(2)
-        until(lambda: one.serves(2), hub, one)
-        hub.refitd.kill()
-        for name in ("root", "state"):
-            shutil.rmtree(hub.folder / name)
-            shutil.copytree(tmp_path / "backup" / name, hub.folder / name)
-        hub.refitd.start()
-        stays(hub, one, f"wants {ONE}, and does not know {TWO}")
-        hub.client.rollback(RUN, ONE)
-        until(lambda: one.serves(1) and at_hub(hub) == (EngineState.IN_SYNC, ONE), hub, one)
-        before = (one.root / RUN / "v000002" / "refit.json").read_bytes()
-        publish(hub.root, RUN, 2, tensors(8))
-        until(lambda: at_hub(hub) == (EngineState.IN_SYNC, TWO), hub, one)
-        now = (one.root / RUN / "v000002" / "refit.json").read_bytes()
-        assert now == (hub.root / RUN / "v000002" / "refit.json").read_bytes() != before
-        assert [path.rpartition("/")[2] for path in one.engines[0].loaded] == [f"v00000{step}" for step in (1, 2, 1, 2)]
-        assert "the upstream has another version of this name" in said("log", at=one)
-
-
 def test_of_two_hubs_a_host_does_not_go_back_with_the_one_that_knows_less_and_finds_the_other_again(
     tmp_path: Path,
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from support.checkpoints import Tensors, write_model
 from support.hosts import RUN, hosts, until
-from support.links import Link, Passing, Stalled, cut, damaged, reordered, slow
+from support.links import Link, Passing, cut, damaged, reordered, slow
 from support.published import check_by_blocks, leftovers
 
 MIB = 2**20
@@ -33,21 +33,6 @@ def test_a_link_that_damages_exchanges_or_cuts_in_the_middle_of_a_part_costs_a_f
         until(lambda: one.serves(1), all_.hub, one)
         check_by_blocks(one.root / RUN / "v000001")
         assert 40 * MIB < link.down < 81 * MIB  # nothing came three times
-
-
-def test_a_link_that_stalls_in_the_middle_of_a_part_is_given_up_and_the_part_comes_by_another_connection(
-    tmp_path: Path,
-) -> None:
-    large = weights(1, 20 * MIB)
-    base = str(write_model(tmp_path / "larger", large))
-    with hosts(tmp_path, "--base-model", base) as all_, Link(all_.hub.refitd.port) as link:
-        stall = link.passing = Stalled(10 * MIB)
-        one = all_.follower("one", "--base-model", base, url=link.url)
-        all_.publish(1, large)
-        until(lambda: one.serves(1), all_.hub, one)
-        assert stall.happened.is_set()
-        stall.go_on()
-        check_by_blocks(one.root / RUN / "v000001")
 
 
 def test_a_slow_link_brings_the_version_late_and_the_host_is_heard_meanwhile(tmp_path: Path) -> None:
@@ -83,25 +68,3 @@ def test_a_partition_that_heals_leaves_the_newest_version_on_each_side_and_takes
         loaded = [each["weight_version"] for each in one.engines[0].bodies("/update_weights_from_disk")]
         assert loaded == sorted(loaded)
         assert leftovers(one.root / RUN) == []
-
-
-def test_a_version_that_is_collected_while_it_is_pulled_is_given_up_and_the_next_one_is_pulled(tmp_path: Path) -> None:
-    """The hub has not heard of the pull: the link was away when the lease was to be renewed."""
-    large = weights(1, 20 * MIB)
-    base = str(write_model(tmp_path / "larger", large))
-    flags = ("--base-model", base, "--keep-last", "1", "--slots", "0")
-    with hosts(tmp_path, *flags) as all_, Link(all_.hub.refitd.port) as link:
-        one = all_.follower("one", "--base-model", base, url=link.url)
-        all_.publish(1, large)
-        until(lambda: one.serves(1), all_.hub, one)
-        stall = link.passing = Stalled(5 * MIB)
-        second = all_.publish(2, weights(2, 20 * MIB))
-        assert stall.happened.wait(60)
-        all_.report(one.following()["follower"])
-        all_.publish(3, weights(3, 20 * MIB))
-        until(lambda: not (all_.hub.root / RUN / "v000002").exists(), all_.hub, one)
-        stall.go_on()
-        until(lambda: one.serves(3), all_.hub, one)
-        assert one.get(f"/v1/versions/{second}").status_code == 404
-        check_by_blocks(one.root / RUN / "v000003")
-        until(lambda: leftovers(one.root / RUN) == [], one)

@@ -16,7 +16,6 @@ import pytest
 
 from refitd_client import PublishOptions, WeightPublisher
 from support import namespaces
-from support.certificates import Authority
 from support.checkpoints import Tensors, tensors, write_model
 from support.hosts import QUICK, RUN, Host, HostEngine, until
 from support.links import Link, slow
@@ -147,20 +146,3 @@ def test_a_host_whose_address_changes_in_the_middle_of_a_pull_goes_on(net: Net) 
     until(lambda: host.serves(2), net.hub, host, patience=90)
     net.publish(3, weights)
     until(lambda: host.serves(3), net.hub, host)
-
-
-@pytest.mark.parametrize("mutual", [False, True])
-def test_a_hub_is_followed_over_tls_from_another_network(
-    mutual: bool, net: Net, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    authority = Authority(tmp_path / "certificates")
-    net.scheme = "https"
-    pair = authority.issue("hub", names=f"IP:{HUB},IP:{GATE}")
-    net.start_hub(*pair.as_server, *(("--tls-client-ca", str(authority.file)) if mutual else ()))
-    monkeypatch.setenv("REFITD_CA_FILE", str(authority.file))
-    trainer, own = authority.issue("trainer"), authority.issue("own")
-    monkeypatch.setenv("REFITD_CLIENT_CERT", str(trainer.cert))
-    monkeypatch.setenv("REFITD_CLIENT_KEY", str(trainer.key))
-    host = net.start_host(*authority.trusted, *(own.as_client if mutual else ()))
-    net.publish(1)
-    until(lambda: host.serves(1), net.hub, host)

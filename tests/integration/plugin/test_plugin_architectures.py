@@ -1,7 +1,5 @@
 """Load plans of real loaders, on every rank: what a replay or a delta leaves is what a stock load leaves."""
 
-import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,6 @@ pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 
 RUN = "run"
 DERIVED = {"gemma2": 9}  # each of its norms is read again in the model, and goes through the loader
-TWO = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
 
 
 def versions(root: Path, *models: Path) -> list[Path]:
@@ -104,46 +101,3 @@ def test_weights_that_sglang_stages_around_a_load_as_on_a_gpu_are_replayed(
             assert (server.checksum, server.generate()) == stock[number]
         plan = ask(server.sockets[0], do="hello")["plan"]
     assert (plan["replays"], plan["proven"], plan["loader"] > 0) == (True, True, staged == "back")
-
-
-@pytest.fixture
-def two_ranks(models: Path, tmp_path: Path) -> Callable[[Path], PluggedSglang]:
-    if not os.environ.get("REFITD_SGLANG_TRITON"):
-        pytest.skip("tensor parallelism needs the real triton: REFITD_SGLANG_TRITON names the folder it is in")
-    flags = ("--tp", "2")
-    return lambda root: PluggedSglang(tmp_path, models / "model_a", *flags, root=root, TORCHDYNAMO_DISABLE="1", **TWO)
-
-
-def test_two_ranks_load_together_and_go_back_together(
-    two_ranks: Callable[[Path], PluggedSglang], models: Path, tmp_path: Path
-) -> None:
-    pair = models / "model_a", models / "model_b"
-    published = versions(tmp_path / "root", *pair)
-    with two_ranks(tmp_path / "root") as server:
-        stock = stock_states(server, *pair)
-        for number in (0, 1, 0, 1):
-            assert server.update(published[number]).outcome is UpdateOutcome.SERVED
-            assert (server.checksum, server.generate()) == stock[number]
-        assert sorted(ask(channel, do="hello")["rank"] for channel in server.sockets) == [0, 1]
-        changed = change(pair[1], tmp_path / "3", 3)
-        (third,) = stock_states(server, changed)
-        server.update(published[1])
-        folder = delta(tmp_path / "root", 3, 2, pair[1], changed)
-        for channel in server.sockets:
-            assert ask(channel, do="prepare", path="run/v000003")["kind"] == "delta"
-        assert server.update(folder).how == "delta"
-        assert (server.checksum, server.generate()) == third
-        for broken in ((1,), (0,), (0, 1)):
-            for number in (0, 1):
-                server.update(published[number])
-            for rank in broken:
-                server.fail("copy 3", rank=rank)
-            answer = server.update(published[0])
-            assert (answer.outcome, "InjectedError: copy" in answer.reason) == (UpdateOutcome.RESTORED, True)
-            assert (server.checksum, server.generate()) == stock[1]
-        server.update(published[0])
-        server.update(published[1])
-        server.fail("copy 2", "loader 2", rank=1)  # and its restore
-        assert server.update(published[0]).outcome is UpdateOutcome.UNKNOWN
-        assert server.update(published[0]).outcome is UpdateOutcome.SERVED
-        assert (server.checksum, server.generate()) == stock[0]

@@ -131,17 +131,6 @@ def test_a_load_that_fails_after_the_first_write_is_undone(server: PluggedSglang
     assert server.update(version(root, C)).outcome is UpdateOutcome.SERVED
 
 
-def test_what_cannot_be_put_back_is_said_and_the_next_version_repairs_it(server: PluggedSglang, root: Path) -> None:
-    serving_b(server, root)
-    server.fail("copy 5", "loader 3")
-    answer = server.update(version(root, C))
-    assert answer.outcome is UpdateOutcome.UNKNOWN
-    assert "InjectedError: copy 5" in answer.reason
-    assert "InjectedError: loader 3" in answer.reason
-    assert server.update(version(root, B)).outcome is UpdateOutcome.SERVED
-    assert server.is_running
-
-
 def test_the_channel_says_who_is_there_and_prepares_while_the_engine_serves(server: PluggedSglang, root: Path) -> None:
     serving_b(server, root)
     (channel,) = server.sockets

@@ -111,27 +111,6 @@ def test_what_another_host_may_be_writing_stays_until_it_is_old(tmp_path: Path) 
         assert found.abandoned
 
 
-def test_on_a_network_file_system_the_word_of_this_very_kernel_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plain_file, "_file_system", lambda _: "nfs4")
-    dead(tmp_path, "run")
-    WeightPublisher(tmp_path, "run").close()
-    assert left_in(tmp_path, "run") == []
-
-
-def test_what_a_pull_of_this_service_left_is_not_taken_for_dead(tmp_path: Path) -> None:
-    """It goes on with it."""
-    left = dead(tmp_path, "run")
-    journals = tmp_path / ".refitd/pulls/run"
-    journals.mkdir(parents=True)
-    (journals / "v000001").write_text("{}")
-    with root_at(tmp_path) as root:
-        (found,) = survey(root, ["run"])
-        assert not found.abandoned
-    assert left.exists()
-
-
 @pytest.mark.parametrize("name", [".incoming-mine", f".incoming-{'a' * 32}"])
 def test_a_folder_that_no_publisher_has_made_is_let_alone(tmp_path: Path, name: str) -> None:
     mine = tmp_path / "run" / name

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from refitd_client.transport.memory import ImportedMemory, SharedTensors
-from refitd_client.transport.offer import Offer, OfferRefusedError, offer_with
+from refitd_client.transport.offer import Offer, offer_with
 from refitd_client.transport.offer_file import ExportedTensors
 from support.exporting import offer_of
 
@@ -72,12 +72,6 @@ def test_another_process_sees_it_too(shared: SharedTensors, tmp_path: Path) -> N
         said = subprocess.run(command, capture_output=True, text=True, check=True)
         assert said.stdout == "15.0\n"
         assert exported.take_back(0.0)
-
-
-@pytest.mark.parametrize("facts", [{"host": "elsewhere"}, {"boot": "yesterday"}])
-def test_memory_of_another_host_or_of_before_a_boot_is_not_here(shared: SharedTensors, facts: dict[str, str]) -> None:
-    with pytest.raises(OfferRefusedError, match="and this is"):
-        ImportedMemory().tensors(changed(offered(shared), **facts))
 
 
 def test_memory_that_is_not_as_the_offer_says_is_an_error(shared: SharedTensors) -> None:

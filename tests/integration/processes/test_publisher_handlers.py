@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -109,18 +108,6 @@ def test_another_call_in_a_handler_is_refused_and_the_publication_goes_on(tmp_pa
     assert "refused begins was called in the middle of publish" in told
     assert "refused publish was called in the middle of publish" in told
     assert "published\nfree" in told
-
-
-def test_a_publisher_can_be_closed_by_its_progress_and_not_asked_anything(tmp_path: Path) -> None:
-    """The same as in a handler."""
-    weights = {"w": np.ones(2**20, np.float32)}
-    publisher = WeightPublisher(tmp_path, "run")
-    with pytest.raises(PublishError, match=r"begins was called in the middle of publish, .* only close\(\)"):
-        publisher.publish(weights, step=1, progress=lambda _: print(publisher.begins(2)))
-    with pytest.raises(PublishError, match="the publisher was closed in the middle of a publication"):
-        publisher.publish(weights, step=1, progress=lambda _: publisher.close())
-    assert left(tmp_path) == []
-    WeightPublisher(tmp_path, "run").close()
 
 
 def _closed_in_a_handler(rank: int, _: int, root: Path, closes: int) -> list[str]:

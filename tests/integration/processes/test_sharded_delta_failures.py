@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from refitd_client import (
     InvalidWeightsError,
@@ -196,18 +195,3 @@ def test_a_copy_is_made_anew_where_a_rank_has_none_of_these_tensors(tmp_path: Pa
     lost = "full", "nothing to compare with: rank 1 has no copy of the last version"
     for told in run_ranks(2, tmp_path, _resharded, tmp_path / "root"):
         assert told == [("full", FIRST), delta, others, delta, delta, lost, delta]
-
-
-def _asks(_: int, __: int, root: Path) -> list[str]:
-    with WeightPublisher(root, "run", ranks="all") as publisher:
-        more: list[Any] = [{"transport": "deltas"}, {"transport": "delta", "block": "staged"}]
-        state = {"w": torch.ones(3)}
-        return [str(attempted(lambda each=each: publisher.publish(state, step=1, **each))) for each in more]
-
-
-def test_what_all_ranks_ask_for_that_cannot_be_is_refused_with_the_first_rank_s_number(tmp_path: Path) -> None:
-    for told in run_ranks(2, tmp_path, _asks, tmp_path / "root"):
-        assert told == [
-            "rank 0: transport is 'deltas': it is one of auto, disk, delta, handover, nccl, gloo",
-            "rank 0: block='staged' and progress are for one process: ranks return when all have written",
-        ]

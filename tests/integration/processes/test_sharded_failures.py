@@ -19,17 +19,14 @@ from refitd_client import (
     RankLostError,
     Sharded,
     StepConflictError,
-    UnauthorizedError,
     WeightPublisher,
 )
 from refitd_client.contract.naming import ShardLayout, layout_of, slot_name, slots_path
-from refitd_client.contract.states import WaitOutcome
 from refitd_client.files import durable
 from refitd_client.sharded.rank_group import RankMessages
 from support import published, sharded_cases
 from support.once import made_once
 from support.ranks import attempted, run_ranks
-from support.scripted_service import Answer, Request, ScriptedService, problem, version, waited
 
 
 def _with_nan(rank: int, size: int) -> Any:
@@ -278,13 +275,6 @@ def test_a_rank_that_does_not_listen_is_given_up_by_name(tmp_path: Path) -> None
     assert published.whole(tmp_path / "run") == []
 
 
-def test_one_process_without_a_group_is_told_what_to_use_instead(tmp_path: Path) -> None:
-    """Before anything is made."""
-    with pytest.raises(PublishError, match="init_process_group first, or leave ranks= out"):
-        WeightPublisher(tmp_path / "root", "run", ranks="all")
-    assert not (tmp_path / "root").exists()
-
-
 def _hand_back(root: Path, version: Path) -> None:
     """As the service does."""
     shards = [ShardLayout(name=path.name, header=_header(path), size=path.stat().st_size) for path in _shards(version)]
@@ -334,32 +324,6 @@ def test_a_slot_that_a_late_rank_may_still_write_to_is_nobody_s_any_more(tmp_pat
     assert list((tmp_path / slots_path("run")).iterdir()) == []
     assert run_ranks(2, tmp_path, _go_on, tmp_path) == [None, None]
     assert published.whole(tmp_path / "run") == ["v000002"]
-
-
-def _announced(rank: int, size: int, root: Path, url: str) -> tuple[str, Exception | None]:
-    with WeightPublisher(root, "run", url, ranks="all", options=PublishOptions(token="secret")) as publisher:
-        model = sharded_cases.fsdp2(rank, size)
-        publication = publisher.publish(model, step=1)
-        return publication.wait(5).outcome, attempted(lambda: publisher.publish(model, step=2))
-
-
-def test_one_rank_tells_the_service_and_any_can_wait(tmp_path: Path) -> None:
-    """A service that refuses the notice is heard of on every rank; the version stands."""
-
-    def answer(requests: list[Request]) -> Answer:
-        if requests[-1].method == "GET":
-            return waited(WaitOutcome.SERVED)
-        return problem(401, "unauthorized") if requests[-1].body["step"] == 2 else (202, version())
-
-    with ScriptedService(answer) as service:
-        results = run_ranks(2, tmp_path, _announced, tmp_path, service.url)
-    assert sum(request.method == "POST" for request in service.requests) == 2
-    for outcome, error in results:
-        assert outcome == "served"
-        assert isinstance(error, UnauthorizedError)
-        assert error.publication is not None
-        assert error.publication.step == 2
-    assert published.whole(tmp_path / "run") == ["v000001", "v000002"]
 
 
 def _fail_while_others_redistribute(rank: int, size: int, root: Path, failure: Exception) -> list[Exception | None]:

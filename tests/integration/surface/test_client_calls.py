@@ -1,7 +1,6 @@
 """The client against a real server that misbehaves: lost replies, foreign answers, tokens, waits."""
 
 import socket
-from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from refitd_client.errors import (
 )
 from refitd_client.http.client import RefitClient
 from refitd_client.http.exchange import RetryPolicy
-from support.quick_client import QUICK, Use, run
+from support.quick_client import run
 from support.scripted_server import Step, answer, cut, hang_up, page, problem, serve
 
 NOTICE = Notice(run="exp/trial", step=7, metadata={"loss": "0.1"})
@@ -91,13 +90,6 @@ class TestRetries:
             ):
                 run(server.url, lambda client: client.announce(NOTICE), retry=RetryPolicy(deadline=1.0))
             assert len(server.seen) > 1
-
-    @pytest.mark.parametrize("use", [lambda client: client.healthy(), lambda client: client.ready()])
-    def test_health_is_asked_once_and_is_never_an_error(self, use: Use) -> None:
-        with serve(answer(200, {"status": "ok"}), problem(503, "not-ready"), hang_up) as server:
-            assert [run(server.url, use) for _ in range(3)] == [True, False, False]
-        assert len(server.seen) == 3
-        assert run(server.url, use) is False
 
 
 class TestForeignAnswers:
@@ -189,16 +181,6 @@ class TestConnection:
         with serve(TAKEN) as server, pytest.raises(ValueError, match="not the id"):
             run(server.url, lambda client: client.remove_engine(bad))
         assert not server.seen
-
-    def test_threads_that_share_a_client_get_their_own_answers(self) -> None:
-        def echo(handler: BaseHTTPRequestHandler) -> None:
-            step = int(handler.path.rpartition("/")[2])
-            answer(200, msgspec.to_builtins(VERSION) | {"step": step})(handler)
-
-        with serve(echo) as server, RefitClient(server.url, retry=QUICK) as client, ThreadPoolExecutor(8) as pool:
-            assert [found.step for found in pool.map(lambda step: client.version(str(step)), range(80))] == list(
-                range(80)
-            )
 
 
 class TestWait:

@@ -21,18 +21,6 @@ def bad(seed: int) -> Tensors:
     return weights
 
 
-def without_one(seed: int) -> Tensors:
-    """Tensors that are rejected by their headers alone."""
-    weights = tensors(seed)
-    del weights["layer.3.weight"]
-    return weights
-
-
-def of_another_shape(seed: int) -> Tensors:
-    """Likewise."""
-    return tensors(seed) | {"layer.0.weight": np.zeros((5, 3), dtype=np.float32)}
-
-
 def size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
@@ -89,23 +77,6 @@ async def test_seven_bad_checkpoints_do_not_outgrow_the_budget_and_the_oldest_go
         deleted = (await stage.http.get("/v1/versions/run~v000002")).json()
         assert deleted["reason"].startswith("evidence: the disk budget of ")
         assert "non-finite" in deleted["reason"], "why it was bad stays known"
-
-
-@pytest.mark.parametrize("make", [bad, without_one, of_another_shape])
-async def test_what_engines_serve_stays_under_any_budget_and_why_evidence_was_rejected_stays_known(
-    tmp_path: Path, make: Any
-) -> None:
-    async with serving(tmp_path, disk_budget=1) as stage:
-        await stage.served(1)
-        for step in (2, 3):
-            await reject(stage, step, make(step))
-        done = await swept(stage)
-        assert on_disk(stage) == ["v000001"]
-        assert done["kept_bytes"] == size(stage.root / "run")
-        assert any("over the disk budget" in reason for item in done["items"] for reason in item["reasons"])
-        for step in (2, 3):
-            deleted = (await stage.http.get(f"/v1/versions/run~v{step:06d}")).json()
-            assert "has no room for it; it was REJECTED: " in deleted["reason"]
 
 
 async def run_now(stage: Stage) -> dict[str, Any]:

@@ -66,15 +66,6 @@ def _answers(notice: Answer, wait: Callable[[int], Answer] | Answer | None = Non
 ACCEPTED: Answer = (202, version(VersionState.VALIDATING))
 
 
-@pytest.mark.parametrize(("engines", "url"), [("mine", None), ("all", "http://127.0.0.1:1")])
-def test_engines_that_cannot_be_asked_for_are_refused_before_anything_is_written(
-    tmp_path: Path, engines: Any, url: str | None
-) -> None:
-    with pytest.raises(ValueError, match="engines"):
-        WeightPublisher(tmp_path, "run", url, options=PublishOptions(engines=engines))
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_the_notice_names_the_version_relative_to_the_root(tmp_path: Path) -> None:
     """The service may have mounted it elsewhere. The token goes along."""
     with ScriptedService(_answers(ACCEPTED)) as service:
@@ -125,15 +116,6 @@ def test_a_refused_notice_is_raised_with_the_version_that_stands(
     assert caught.value.publication is not None
     published.check(caught.value.publication.path)
     assert published.versions(tmp_path / "run") == ["v000001", "v000002"]
-
-
-def test_wait_returns_what_is_served_and_by_whom(tmp_path: Path) -> None:
-    """After polls that ended too early."""
-    answers = [waited(WaitOutcome.PENDING, engines=[LATE]), waited(WaitOutcome.SERVED, engines=[GOOD])]
-    with ScriptedService(_answers(ACCEPTED, lambda count: answers[count - 1])) as service:
-        served = _publish(tmp_path, service.url).wait(30)
-    assert (served.outcome, served.engines) == (WaitOutcome.SERVED, [GOOD])
-    assert "for=served" in service.requests[-1].query
 
 
 @pytest.mark.parametrize(

@@ -213,24 +213,6 @@ async def test_the_next_version_opens_a_closed_run_again(tmp_path: Path) -> None
         assert any("open again" in event["text"] for event in (await asked(stage.http.get("/v1/log")))["items"])
 
 
-async def test_of_a_closed_run_the_newest_good_version_stays_and_what_engines_serve_or_is_pinned(
-    tmp_path: Path,
-) -> None:
-    async with serving(tmp_path, keep_last=3) as stage:
-        for step in (1, 2, 3, 4, 5):
-            await served(stage, "old", step)
-            if step == 1:
-                await asked(stage.http.put(f"/v1/versions/{at('old', 1)}/pin"))
-        assert {at("old", step) for step in (1, 3, 4, 5)} <= stage.store.versions.keys()
-        await closed(stage, "old")
-        plan = await asked(stage.http.get("/v1/reclaim/plan"))
-        why = {line["version"]: line["reasons"][0] for line in plan["items"] if not line["keep"]}
-        assert why[at("old", 4)] == "run old is closed, and it is not needed"
-        await asked(stage.http.post("/v1/reclaim"))
-        assert set(stage.store.versions) == {at("old", 1), at("old", 5)}
-        assert serves(stage)["a"] == at("old", 5)
-
-
 async def test_engines_of_a_closed_run_and_of_no_run_are_for_the_asking(tmp_path: Path) -> None:
     async with serving(tmp_path, names=("a", "b", "c")) as stage:
         await served(stage, "old", 1)

@@ -79,10 +79,6 @@ class MidLoad:
         time.sleep(REST)
         return not self._tail.has(ENDED)
 
-    def update_has_arrived(self) -> bool:
-        """Wait until an update waits for the frozen scheduler."""
-        return self._comes(SENT, ARRIVES_WITHIN)
-
     def thaw(self) -> None:
         """Let it go on, if it still lives."""
         self._signal(signal.SIGCONT)

@@ -4,7 +4,6 @@ import random
 from dataclasses import dataclass
 from enum import Enum, auto
 
-KINDS = 12  # one round in so many drops a stream before an update
 AGAIN = 0.2  # the share of rounds in which the service is killed once more while it mends the first kill
 SLICES = 7  # of a load by a real SGLang; it takes about ten
 MAX_DELAY = 1.0
@@ -19,7 +18,6 @@ class Victim(Enum):
     PUBLISHER = auto()
     SERVICE = auto()
     ENGINE = auto()
-    STREAM = auto()  # nobody: a client drops its stream
 
     def __str__(self) -> str:
         return self.name.lower()
@@ -62,7 +60,7 @@ class Round:
 
     `engine` is the one that is killed, and the one whose progress is watched. `again` is when a service that was
     started again is killed once more. A real SGLang is stopped `slices` into its load; it goes on `thaw` after the
-    victim's end, or after its new start where `thaw_late`. `frozen` drops a stream while the scheduler is stopped.
+    victim's end, or after its new start where `thaw_late`.
     """
 
     number: int
@@ -75,7 +73,6 @@ class Round:
     slices: int = 0
     thaw: float = 0.0
     thaw_late: bool = False
-    frozen: bool = False
 
     @property
     def chance(self) -> random.Random:
@@ -84,10 +81,10 @@ class Round:
 
 
 def rounds(seed: int, count: int, mid_load: int, engines: list[str], sglang: str | None) -> list[Round]:
-    """`count` rounds that kill, `mid_load` of them while `sglang` loads, and beside them those that drop a stream."""
+    """`count` rounds that kill, `mid_load` of them while `sglang` loads."""
     chance = random.Random(seed)
     in_mid_load = min(mid_load, count) if sglang is not None else 0
-    kinds = ["mid-load"] * in_mid_load + ["ordinary"] * (count - in_mid_load) + ["stream"] * (count // KINDS + 1)
+    kinds = ["mid-load"] * in_mid_load + ["ordinary"] * (count - in_mid_load)
     chance.shuffle(kinds)
     return [_round(f"{seed}:{number}", number, kind, engines, sglang) for number, kind in enumerate(kinds, start=1)]
 
@@ -101,8 +98,6 @@ def _round(seed: str, number: int, kind: str, engines: list[str], sglang: str | 
     chance = random.Random(seed)
     if kind == "mid-load" and sglang is not None:
         return _mid_load(seed, number, chance, sglang)
-    if kind == "stream":
-        return _stream(seed, number, chance, engines, sglang)
     (victim, point, _) = chance.choices(ORDINARY, weights=[weight for *_, weight in ORDINARY])[0]
     again = chance.uniform(0.0, MAX_DELAY) if victim is Victim.SERVICE and chance.random() < AGAIN else None
     # A real SGLang takes 20 s to start: it is killed in mid-load alone.
@@ -131,17 +126,4 @@ def _mid_load(seed: str, number: int, chance: random.Random, sglang: str) -> Rou
         slices=chance.randrange(SLICES),
         thaw=chance.choice([0.0, chance.uniform(0.0, 0.5)]),
         thaw_late=chance.random() < 0.5,
-    )
-
-
-def _stream(seed: str, number: int, chance: random.Random, engines: list[str], sglang: str | None) -> Round:
-    """A real SGLang is where it matters, so it is taken whenever there is one."""
-    return Round(
-        number=number,
-        seed=seed,
-        victim=Victim.STREAM,
-        point=Point.UPDATING,
-        engine=sglang or chance.choice([name for name in engines if name != VLLM]),
-        delay=chance.uniform(0.0, 0.01),
-        frozen=sglang is not None and chance.random() < 0.6,
     )

@@ -1,8 +1,6 @@
 """What each model answers: asked of a clean engine that no refitd has ever touched, one question at a time."""
 
 import random
-from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -15,8 +13,6 @@ from chaos.plan import VLLM
 from support.servers import ADMIN_KEY, API_KEY
 
 ANSWER_TOKENS = 16
-STREAM_TOKENS = 1000
-EVENTS_FIRST = 3  # of a stream: then it runs
 _random = random.Random("prompts")
 PROMPTS = [[_random.randrange(4, 1000) for _ in range(length)] for length in (8, 16, 24, 40)]
 
@@ -113,17 +109,3 @@ def answer_now(engine: str, url: str, prompt: int) -> Tokens:
     reply = httpx.post(f"{url}{route}", json=body, headers=headers, timeout=60.0, trust_env=False)
     said = reply.raise_for_status().json()
     return tuple(said["choices"][0]["token_ids"] if engine == VLLM else said["output_ids"])
-
-
-@contextmanager
-def stream(url: str) -> Generator[ExitStack]:
-    """A streamed answer that runs; closing what is yielded drops its connection."""
-    body = question(PROMPTS[-1], STREAM_TOKENS) | {"stream": True}
-    headers = {"Authorization": f"Bearer {API_KEY}"}
-    with ExitStack() as opened:
-        http = opened.enter_context(httpx.Client(base_url=url, timeout=60.0, trust_env=False))
-        reply = opened.enter_context(http.stream("POST", "/generate", json=body, headers=headers))
-        lines = reply.iter_lines()
-        for _ in range(EVENTS_FIRST * 2):  # an empty line after each
-            next(lines)
-        yield opened

@@ -9,7 +9,6 @@ import httpx
 from chaos.book import AT_START
 from chaos.midload import MidLoad
 from chaos.plan import Point, Round, Victim
-from chaos.reference import PROMPTS, answer_now, stream
 from chaos.stack import Begun, Stack, kill
 from chaos.trainer import TrainerError
 from refitd_client.contract.wire import Event
@@ -46,11 +45,9 @@ def play(stack: Stack, round_: Round) -> Outcome:
         with ExitStack() as cleanup:
             if round_.point is Point.MID_LOAD and stack.mid_load is not None:
                 point, hit, began = _in_mid_load(stack, round_, stack.mid_load, cleanup)
-            elif round_.victim is Victim.STREAM:
-                point, began = _with_dropped_stream(stack, round_)
             else:
                 point, began = _ordinary(stack, round_)
-        failure = stack.converge(IN_SYNC_WITHIN) or _stale(stack, round_)
+        failure = stack.converge(IN_SYNC_WITHIN)
     except (NeverReachedError, TrainerError, ServerError, ServiceError, httpx.HTTPError) as error:
         failure = f"{type(error).__name__}: {error}"
     return Outcome(round=round_, kill_point=point, in_mid_load=hit, seconds=time.monotonic() - began, failure=failure)
@@ -87,37 +84,6 @@ def _in_mid_load(stack: Stack, round_: Round, mid_load: MidLoad, cleanup: ExitSt
     return point, hit, killed
 
 
-def _with_dropped_stream(stack: Stack, round_: Round) -> tuple[str, float]:
-    after = stack.follower.now
-    how = f"{round_.delay * 1000:.0f} ms after it was told of the update"
-    with stream(stack.engines[round_.engine].url) as drop:
-        if round_.frozen and stack.mid_load is not None:
-            how = "and everything arrives at once"
-            begun = _drop_frozen(stack, round_, stack.mid_load, drop)
-        else:
-            begun = stack.publish(round_.chance)
-            _await_point(stack, round_, begun, after)
-            time.sleep(round_.delay)
-            drop.close()
-    dropped = time.monotonic()
-    stack.published(begun, REACHED_WITHIN)
-    stack.trainer.until("waited", begun.mark, IN_SYNC_WITHIN)
-    return f"drop a stream of {round_.engine} before it loads v{begun.step:06d}, {how}", dropped
-
-
-def _drop_frozen(stack: Stack, round_: Round, mid_load: MidLoad, drop: ExitStack) -> Begun:
-    """The scheduler gets abort, pause and update in one batch, with no step in between."""
-    mid_load.freeze()
-    try:
-        drop.close()
-        begun = stack.publish(round_.chance)
-        if not mid_load.update_has_arrived():
-            raise NeverReachedError("the update did not arrive at the frozen sglang")
-    finally:
-        mid_load.thaw()
-    return begun
-
-
 def _await_point(stack: Stack, round_: Round, begun: Begun, after: int) -> None:
     if round_.point is Point.BEGUN:
         stack.trainer.until("begin", begun.mark, REACHED_WITHIN)
@@ -147,8 +113,6 @@ def _kill(stack: Stack, round_: Round) -> None:
             asked.floor = AT_START.order
             kill(stack.engines[round_.engine])
             asked.killed = time.monotonic()
-        case Victim.STREAM:
-            pass
 
 
 def _start_again(stack: Stack, round_: Round, begun: Begun) -> None:
@@ -166,24 +130,9 @@ def _start_again(stack: Stack, round_: Round, begun: Begun) -> None:
                 stack.refitd.start()
         case Victim.ENGINE:
             stack.engines[round_.engine].start()
-        case Victim.STREAM:
-            pass
     stack.published(begun, REACHED_WITHIN)
 
 
 def _whom(round_: Round) -> str:
     whom = round_.engine if round_.victim is Victim.ENGINE else str(round_.victim)
     return whom if round_.again is None else f"{whom} (twice)"
-
-
-def _stale(stack: Stack, round_: Round) -> str | None:
-    """After a dropped stream: whether any answer still comes from what the cache held."""
-    if round_.victim is not Victim.STREAM:
-        return None
-    newest = stack.book.newest
-    for number in range(len(PROMPTS)):
-        if answer_now(round_.engine, stack.engines[round_.engine].url, number) != stack.reference.expected(
-            newest.model, number
-        ):
-            return f"{round_.engine} answers prompt {number} with something stale after {newest.id}"
-    return None

@@ -37,10 +37,7 @@ class Begun:
 
 @dataclass
 class Stack:
-    """All of it. `ids` are the service's names of the engines.
-
-    `stale_updates` counts how often the real SGLang, without refitd, updated with a stale cache (see `control`).
-    """
+    """All of it. `ids` are the service's names of the engines."""
 
     root: Path
     models: Path
@@ -52,7 +49,6 @@ class Stack:
     load: Load
     reference: Reference
     mid_load: MidLoad | None
-    stale_updates: int = 0
     book: Book = field(default_factory=Book)
     ids: dict[str, str] = field(default_factory=dict[str, str])
     _step: int = 1

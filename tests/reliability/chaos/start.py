@@ -5,7 +5,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from chaos.book import RUN
-from chaos.control import stale_updates
 from chaos.follower import Follower
 from chaos.load import Load
 from chaos.midload import MidLoad
@@ -39,23 +38,21 @@ def running(folder: Path, models: Path, seed: str) -> Generator[Stack]:
             name: EmbeddedServer(_made(folder / name), models / START_UP, "--defects", "--load-delay", str(delay))
             for name, delay in LOAD_DELAYS.items()
         }
-        mid_load, stale = None, 0
+        mid_load = None
         for engine in engines.values():
             cleanup.callback(engine.kill)
             engine.start()
         if SGLANG_VENV:
             sglang = SglangServer(_made(folder / SGLANG), models / START_UP, *_SGLANG_FLAGS)
             cleanup.callback(sglang.kill)
-            stale = _check_kind(sglang.start(), models, reference)
+            _check_kind(sglang.start(), models, reference)
             engines[SGLANG], mid_load = sglang, MidLoad(sglang)
         if VLLM_VENV:
             vllm = VllmServer(_made(folder / VLLM), models / START_UP, "--dtype", "float32")
             cleanup.callback(vllm.kill)
             _check_answers(vllm.start(), reference)
             engines[VLLM] = vllm
-        stack = _with_service(folder, models, seed, engines, reference, mid_load, cleanup)
-        stack.stale_updates = stale
-        yield stack
+        yield _with_service(folder, models, seed, engines, reference, mid_load, cleanup)
 
 
 def _reference(folder: Path, models: Path, cleanup: ExitStack) -> Reference:
@@ -66,13 +63,11 @@ def _reference(folder: Path, models: Path, cleanup: ExitStack) -> Reference:
     return reference
 
 
-def _check_kind(sglang: SglangServer, models: Path, reference: Reference) -> int:
+def _check_kind(sglang: SglangServer, models: Path, reference: Reference) -> None:
     """A clean SGLang has to answer as the reference does. Then it is started again, as clean as before."""
     with Reference(sglang.url, models) as other:
         agree(reference, other)
-    stale = stale_updates(sglang, models)
     sglang.restart()
-    return stale
 
 
 def _check_answers(vllm: VllmServer, reference: Reference) -> None:

@@ -6,8 +6,6 @@ import httpx
 
 from chaos import audit
 from chaos.answers import judge
-from chaos.control import TRIES
-from chaos.history import troubles, updates_done
 from chaos.report import Report
 from chaos.stack import Stack
 from chaos.tally import Tally
@@ -29,19 +27,13 @@ def summary(stack: Stack, tally: Tally, *, seed: int, rounds: int, mid_load: int
 
 
 def _report_rounds(report: Report, stack: Stack, tally: Tally, mid_load: int) -> None:
-    report.add("rounds that killed", len(tally.kills))
-    for victim in sorted({str(outcome.round.victim) for outcome in tally.kills}):
-        report.add(f"  the {victim}", sum(str(outcome.round.victim) == victim for outcome in tally.kills))
+    report.add("rounds that killed", len(tally.outcomes))
+    for victim in sorted({str(outcome.round.victim) for outcome in tally.outcomes}):
+        report.add(f"  the {victim}", sum(str(outcome.round.victim) == victim for outcome in tally.outcomes))
     report.at_least("  in mid-load of a real SGLang", tally.in_mid_load, mid_load)
-    report.add("rounds that dropped a stream", len(tally.streams))
-    if stack.mid_load is not None:
-        stale = f"{stack.stale_updates} of {TRIES}"
-        report.add("  tries without refitd: stale cache, old label", stale)
     report.none_of("rounds that did not end in sync", [str(outcome) for outcome in tally.failed])
     report.add("versions published", len(stack.book.versions))
-    report.add("updates done", updates_done(stack.follower.events))
     report.counts("  what trainers heard:", _heard(stack))
-    report.counts("  engines that became", troubles(stack.follower.events))
 
 
 def _report_answers(report: Report, stack: Stack, tally: Tally, count: int) -> None:

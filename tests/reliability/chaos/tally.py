@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from chaos.answers import Answer, Claim, Right, Spanning, Verdict, Wrong
 from chaos.book import AT_START
-from chaos.plan import VLLM, Victim
+from chaos.plan import VLLM
 from chaos.rounds import Outcome
 
 
@@ -41,16 +41,6 @@ class Tally:
             f"(sent {answer.sent:.3f}, received {answer.received:.3f})"
         )
         return self.wrong[-1]
-
-    @property
-    def kills(self) -> Sequence[Outcome]:
-        """The rounds that killed something."""
-        return [outcome for outcome in self.outcomes if outcome.round.victim is not Victim.STREAM]
-
-    @property
-    def streams(self) -> Sequence[Outcome]:
-        """The rounds that dropped a stream."""
-        return [outcome for outcome in self.outcomes if outcome.round.victim is Victim.STREAM]
 
     @property
     def in_mid_load(self) -> int:

@@ -1,11 +1,9 @@
 """Hosts that follow, on full disks, with clocks that are wrong, and with a root that somebody else has written to."""
 
-import sys
 from pathlib import Path
 
 import numpy as np
 
-from faults import shifted
 from faults.room import fill, room
 from refitd_client.contract.states import VersionState
 from support.checkpoints import Tensors, write_model
@@ -14,7 +12,6 @@ from support.links import Link, Stalled
 from support.published import check, check_by_blocks, leftovers, versions
 
 MIB = 2**20
-DAY = 86_400.0
 
 
 def weights(seed: int) -> Tensors:
@@ -52,44 +49,9 @@ def test_enospc_a_full_disk_at_a_follower_is_said_loses_nothing_and_is_over_when
         assert leftovers(seen / RUN) == []
 
 
-def _set(clock: Path, days: float) -> None:
-    """Shift the clock in one step: it is read at any time."""
-    shift = clock.with_suffix(".new")
-    shift.write_text(str(days * DAY))
-    shift.replace(clock)
-
-
 def _made(folder: Path) -> Path:
     folder.mkdir(parents=True)
     return folder
-
-
-def test_a_followers_clock_that_is_wrong_and_jumps_changes_neither_leases_nor_order(tmp_path: Path) -> None:
-    """The hub's lease is by its own time since the report, and the follower's waits are by no wall clock."""
-    base = str(write_model(tmp_path / "larger", weights(0)))
-    clock = tmp_path / "clock"
-    _set(clock, -400)
-    by = (sys.executable, shifted.__file__, str(clock))
-    flags = ("--base-model", base, "--keep-last", "1", "--slots", "0")
-    with hosts(tmp_path, *flags) as all_, Link(all_.hub.refitd.port) as link:
-        one = all_.follower("one", "--base-model", base, url=link.url, by=by)
-        all_.publish(1, weights(1))
-        until(lambda: one.serves(1), all_.hub, one)
-        stall = link.passing = Stalled(MIB)
-        second = all_.publish(2, weights(2))
-        assert stall.happened.wait(60)
-        for days in (30, -30):
-            _set(clock, days)
-            kept = next(line for line in all_.hub.client.reclaim().items if line.version == second)
-            assert any("pulls it" in reason for reason in kept.reasons), kept
-        stall.go_on()
-        all_.publish(3, weights(3))
-        until(lambda: one.serves(3), all_.hub, one)
-        _set(clock, -1)
-        all_.publish(4, weights(4))
-        until(lambda: one.serves(4), all_.hub, one)
-        steps = [int(each["weight_version"]) for each in one.engines[0].bodies("/update_weights_from_disk")]
-        assert steps == sorted(steps)
 
 
 def test_what_somebody_else_has_put_at_a_versions_place_is_left_alone_and_said(tmp_path: Path) -> None:

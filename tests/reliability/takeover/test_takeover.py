@@ -103,21 +103,6 @@ def test_while_the_database_is_away_no_service_leads_and_afterwards_one_goes_on(
     group.check(2)
 
 
-def test_a_database_that_says_nothing_ends_the_lead(group: Group, postgres: PostgresServer) -> None:
-    leader = group.start()
-    group.until_served(leader, group.publish(1))
-    postgres.signal_all(signal.SIGSTOP)
-    try:
-        leader.died()
-    finally:
-        postgres.signal_all(signal.SIGCONT)
-    assert leader.process.wait(10) == EXIT_LEAD_LOST
-    other = group.other(leader)
-    until(other.leads, "the other one leads")
-    group.until_served(other, group.publish(2))
-    group.check(2)
-
-
 def test_a_service_alone_is_refused_on_the_root_of_a_group(group: Group, tmp_path: Path) -> None:
     leader = group.start()
     words = ("serve", "--root", str(group.root), "--state", str(tmp_path / "alone"), "--port", "0")

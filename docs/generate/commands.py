@@ -30,7 +30,8 @@ def _exit_codes() -> str:
 
 
 def _sections() -> Iterator[str]:
-    commands: dict[str, Any] = typer.main.get_command(app).commands  # pyright: ignore
+    every: Any = typer.main.get_command(app)
+    commands = {name: every.get_command(None, name) for name in every.list_commands(None)}
     for panel in COMMAND_PANELS:
         yield f"## {panel}"
         alone = [

@@ -18,7 +18,8 @@ from rich.live import Live
 from rich.text import Text
 
 from refitd.cli import render
-from refitd.cli.output import Output, calls_service
+from refitd.cli.options import calls_service
+from refitd.cli.output import Output
 from refitd.cli.render import Table, by_need, counted
 from refitd_client.contract.states import Standing
 from refitd_client.contract.wire import Event, Overview, RunGlance, Version

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from refitd.cli.output import OR_DRY_RUN, Json, Yes, agree, speaking
+from refitd.cli.options import OR_DRY_RUN, Json, Yes, agree
+from refitd.cli.output import speaking
 from refitd.cli.reclaim import DryRun
 from refitd.cli.render import BAD, BUSY, GOOD, Table, cell
 from refitd_client.bucket.collection import BucketCollection, collect_run

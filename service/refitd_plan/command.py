@@ -13,7 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from refitd.cli.output import PAGE_WIDTH, ExitCode, Json, speaking
+from refitd.cli.options import Json
+from refitd.cli.output import PAGE_WIDTH, ExitCode, speaking
 from refitd.cli.render import sentence
 from refitd.cli.serve import option, takes
 from refitd_plan.job import DEFAULTS

@@ -105,7 +105,8 @@ def _refitd(words: list[str], *, whole: bool) -> Iterator[str]:
 
 @cache
 def _of_refitd() -> dict[str, Any]:
-    return typer.main.get_command(app).commands  # pyright: ignore
+    every: Any = typer.main.get_command(app)
+    return {name: every.get_command(None, name) for name in every.list_commands(None)}
 
 
 def _options(name: str, command: Any, words: list[str], *, whole: bool) -> Iterator[str]:

@@ -4,7 +4,7 @@ A command's module is imported when it is called: all of them take a second, mos
 """
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
 from importlib import import_module
 from inspect import getdoc
@@ -18,12 +18,6 @@ from refitd.parts import CommandLine, parts
 from refitd.text import plain_refusal
 from refitd_client.contract.naming import installed_release
 
-# How --help prints commands, and how they refuse what was typed.
-#
-# In --help a docstring's paragraphs flow to the terminal's width, examples keep their lines, and switches show no
-# type. Nothing of a service's client is imported here: `refitd --help` answers at once.
-
-
 _KEEP_LINES = "\b"  # begins a paragraph whose lines stay as they are, as in every tool that Typer's parser knows
 EXIT_CODES_HELP = (
     "Exit codes: 0 done · 1 failed or refused · 2 wrong usage, or no --yes and no terminal to ask on · "
@@ -32,6 +26,7 @@ EXIT_CODES_HELP = (
 
 
 def help_of(command: Callable[..., object]) -> str:
+    """Its docstring; paragraphs flow to the terminal's width, and examples keep their lines."""
     paragraphs = (getdoc(command) or "").split("\n\n")
     return "\n\n".join(part if part.startswith(_KEEP_LINES) else " ".join(part.split()) for part in paragraphs)
 
@@ -49,17 +44,10 @@ def plainly(message: str) -> str:
     return f"{told.removesuffix('.')}. Did you mean {meant[0]!r}?" if meant else told
 
 
-_BARE = frozenset({"--allow-missing"})
-"""Options that may be written without a value, which is empty then."""
-
-
 class Command(TyperCommand):
     """A command whose switches show no type, and whose refusals are plain sentences."""
 
     def parse_args(self, ctx: Any, args: Any) -> Any:
-        """What was typed, by parameter."""
-        typed = zip(args, [*args[1:], "-"], strict=False)
-        args = [f"{each}=" if each in _BARE and after.startswith("-") else each for each, after in typed]
         try:
             return super().parse_args(ctx, args)
         except typer.BadParameter as error:
@@ -77,7 +65,7 @@ class Group(TyperGroup):
         return _switches_untyped(super().get_params(ctx))
 
 
-def _switches_untyped(parameters: Sequence[Any]) -> Sequence[Any]:
+def _switches_untyped(parameters: list[Any]) -> list[Any]:
     for parameter in parameters:
         if getattr(parameter, "is_flag", False) and parameter.metavar is None:
             parameter.metavar = ""
@@ -92,7 +80,7 @@ _OF_THE_CORE: Mapping[str, CommandLine] = {
     ),
     "status": CommandLine(
         _LOOK,
-        "refitd.cli.status",
+        "refitd.cli.versions",
         "Show runs, engines and versions at one glance.",
         is_first=True,
         words=("info", "health", "ps", "update", "updates"),
@@ -163,64 +151,30 @@ MEANT: Mapping[str, str] = {word: name for name, line in COMMANDS.items() for wo
 )
 
 
-def _made(name: str) -> Any:
-    """The command of this name: a function of its module, or the module's `app`, which has commands of its own."""
-    module, panel = import_module(COMMANDS[name].module), COMMANDS[name].panel
-    if hasattr(module, "app"):
-        group = get_command(module.app)
-        group.name, group.rich_help_panel, group.epilog = name, panel, EXIT_CODES_HELP  # pyright: ignore
-        return group
-    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
-    command, epilog = getattr(module, name), getattr(module, "EPILOGS", {}).get(name, EXIT_CODES_HELP)
-    alone.command(cls=Command, help=help_of(command), epilog=epilog, rich_help_panel=panel)(command)
-    return get_command(alone)
-
-
-class _OnDemand(MutableMapping[str, Any]):
-    """Commands by name. One is made when it is asked for."""
-
-    def __init__(self) -> None:
-        self._made: dict[str, Any] = {}
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self._made:
-            self._made[name] = _made(name)
-        return self._made[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in COMMANDS
-
-    def __setitem__(self, name: str, command: Any) -> None:
-        raise TypeError(f"{name} is not in COMMANDS")
-
-    __delitem__: Any = None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(COMMANDS)
-
-    def __len__(self) -> int:
-        return len(COMMANDS)
-
-
 class Commands(Group):
-    """All commands. Suggests refitd's own command where the name is that of another tool's command."""
+    """All commands, each made when it is asked for. Suggests refitd's own command for the name of another tool's."""
 
     def __init__(self, **given: Any) -> None:
-        """Made by Typer, which knows of none."""
         super().__init__(**given)
-        self.commands = _OnDemand()
         self._listed: Collection[str] | None = None  # while the help is written
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """The names of the commands, in the order of the panels."""
-        return [name for name in self.commands if self._listed is None or name in self._listed]
+        return [name for name in COMMANDS if self._listed is None or name in self._listed]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command; for the list of the help one with that line alone, because modules of commands take a second."""
-        if self._listed is None:
-            return super().get_command(ctx, cmd_name)
-        listed = COMMANDS[cmd_name]
-        return TyperCommand(cmd_name, help=listed.line, rich_help_panel=listed.panel)
+        if (listed := COMMANDS.get(cmd_name)) is None:
+            return None
+        if self._listed is not None:  # that line alone, because modules of commands take a second
+            return TyperCommand(cmd_name, help=listed.line, rich_help_panel=listed.panel)
+        module = import_module(listed.module)
+        made = getattr(module, "app", None)  # of a command that has commands of its own
+        if made is None:
+            made = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+            function, epilog = getattr(module, cmd_name), getattr(module, "EPILOGS", {}).get(cmd_name)
+            made.command(cls=Command, help=help_of(function), epilog=epilog)(function)
+        command = get_command(made)
+        command.name, command.epilog = cmd_name, command.epilog or EXIT_CODES_HELP
+        return command
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help: of the first commands, or of all where `refitd help all` asks for it."""
@@ -240,9 +194,11 @@ class Commands(Group):
 
     def resolve_command(self, ctx: Any, args: Any) -> Any:
         """The command that the first word names."""
-        if args and args[0] not in self.commands and args[0] in MEANT:
-            ctx.fail(f"No such command {args[0]!r}. Did you mean {MEANT[args[0]]!r}?")
-        return super().resolve_command(ctx, args)
+        word = args[0] if args else ""
+        if word in COMMANDS or word.startswith("-"):
+            return super().resolve_command(ctx, args)
+        meant = MEANT.get(word) or next(iter(get_close_matches(word, COMMANDS, 1)), None)
+        return ctx.fail(f"No such command {word!r}." + (f" Did you mean {meant!r}?" if meant else ""))
 
 
 app = typer.Typer(

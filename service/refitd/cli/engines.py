@@ -6,7 +6,8 @@ import typer
 
 from refitd.cli import render
 from refitd.cli.app import EXIT_CODES_HELP, Command, Group
-from refitd.cli.output import EngineId, Json, Output, TokenFile, Url, Yes, agree, calls_service
+from refitd.cli.options import EngineId, Json, TokenFile, Url, Yes, agree, calls_service
+from refitd.cli.output import Output, connect, speaking
 from refitd.cli.render import by_need
 from refitd.clock import SystemClock
 from refitd.text import listed
@@ -58,26 +59,19 @@ def engines(
     refitd engines move engine-0 engine-1 --run exp/next
     refitd engines resync engine-0
     """
-    if context.invoked_subcommand is None:
-        list_engines(state=state, run=run, url=url, token_file=token_file, json=json)
-
-
-@app.command("list", cls=Command, epilog=EXIT_CODES_HELP)
-@calls_service
-def list_engines(out: Output, client: RefitClient, state: InState = None, run: OfRun = None) -> None:
-    """List engines: what each serves, how far behind it is, and why. Those that need an operator come first."""
-    known = client.engines().items
-    states = set(EngineState) if state is None else _states(state)
-    chosen = [each for each in known if each.state in states and run in {None, each.run}]
-    page = Page(items=chosen if out.json else by_need(chosen))
-    if out.json:
-        out.show(page)
+    if context.invoked_subcommand is not None:
         return
-    overview = client.overview()
-    targets = {run.run: run.target for run in overview.runs}
-    out.show(page, render.engines_table(page.items, targets, SystemClock().now()))
-    if overview.faults.engines is not None:
-        out.remark(overview.faults.engines)
+    with speaking(json=json) as out, connect(url, token_file) as client:
+        states = set(EngineState) if state is None else _states(state)
+        chosen = [each for each in client.engines().items if each.state in states and run in {None, each.run}]
+        if json:
+            out.show(Page(items=chosen))
+            return
+        overview = client.overview()
+        targets = {run.run: run.target for run in overview.runs}
+        out.show(None, render.engines_table(by_need(chosen), targets, SystemClock().now()))
+        if overview.faults.engines is not None:
+            out.remark(overview.faults.engines)
 
 
 def _states(word: str) -> set[EngineState]:

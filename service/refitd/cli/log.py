@@ -8,7 +8,8 @@ from typing import Annotated
 import msgspec
 import typer
 
-from refitd.cli.output import Output, calls_service
+from refitd.cli.options import calls_service
+from refitd.cli.output import Output
 from refitd.cli.render import Table, event_line, when_exactly
 from refitd.state.observer import LogFilter
 from refitd.text import clean

@@ -1,26 +1,20 @@
-"""What a command prints: tables for people, or one JSON document on stdout for machines.
+"""What a command prints: tables for people, or one JSON document on stdout for machines. Imports no Typer.
 
 With `--json`, stdout holds one document and nothing else: the answer, or a problem (RFC 9457). Progress and remarks go
 to stderr. Colours follow the terminal and NO_COLOR (https://no-color.org).
-
-Before a command does what cannot be undone it asks; a script passes --yes. Long work shows its progress on a terminal.
+Long work shows its progress on a terminal.
 """
 
 import os
 import sys
-import threading
 from collections.abc import Callable, Generator, Mapping
-from concurrent.futures import Future, wait
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from functools import wraps
-from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any
 
 import msgspec
-import typer
 from rich.console import Console, RenderableType
 from rich.table import Column
 from rich.table import Table as RichTable
@@ -132,8 +126,6 @@ def _problem(slug: str, title: str, status: int, detail: str) -> Problem:
 # Lines are not cut in a pipe: a table that is cut at 80 columns cannot be searched.
 _PIPE_WIDTH = 1000
 PAGE_WIDTH = 100  # columns of tables that are to be read from beginning to end, also into a pipe
-WORK_LOOK_SECONDS = 0.5
-AnswerT = TypeVar("AnswerT")
 
 
 class Output:
@@ -204,58 +196,7 @@ def speaking(*, json: bool) -> Generator[Output]:
     except (RefitError, ValueError, OSError) as error:
         failure = failure_of(error)
         out.fail(failure)
-        raise typer.Exit(failure.code) from error
-
-
-OR_DRY_RUN = "say --yes, or --dry-run to see what would go"
-
-
-def agree(out: Output, *shown: RenderableType, question: str, does: str, say: str = "say --yes") -> None:
-    """Show what would be done and ask whether to go on.
-
-    Args:
-        out: the output of the command.
-        shown: what would be done, for people.
-        question: what is asked.
-        does: what would be done, in the words for a script that cannot be asked.
-        say: the flags that such a script needs.
-
-    Raises:
-        ValueError: stdin is no terminal, or the answer is to be JSON.
-        typer.Abort: the answer was no.
-    """
-    _ask(out, *shown, does=does, say=say)
-    typer.confirm(question, abort=True)
-
-
-def agree_by_name(out: Output, *shown: RenderableType, name: str, does: str) -> None:
-    """The same for what cannot be taken back: the answer is the name of what is meant.
-
-    Args:
-        out: the output of the command.
-        shown: what would be done, for people.
-        name: what has to be typed.
-        does: what would be done, in the words for a script that cannot be asked.
-
-    Raises:
-        ValueError: stdin is no terminal, or the answer is to be JSON.
-        typer.Abort: something else was typed.
-    """
-    _ask(out, *shown, does=does, say="say --yes")
-    if typer.prompt(f"Type {clean(name)} to go on", default="", show_default=False).strip() != name:
-        raise typer.Abort
-
-
-def _ask(out: Output, *shown: RenderableType, does: str, say: str) -> None:
-    if out.json or not can_ask():
-        why = "with --json nothing is asked" if out.json else "there is no terminal to ask on"
-        raise ValueError(f"{does}; {why}: {say}")
-    for part in shown:
-        out.console.print(part)
-
-
-def can_ask() -> bool:
-    return sys.stdin.isatty()
+        raise SystemExit(failure.code) from error
 
 
 @contextmanager
@@ -278,52 +219,8 @@ def bar(out: Output, text: str) -> Generator[Callable[[int, int], None] | None]:
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
-def watched(work: Callable[[], AnswerT], look: Callable[[], None]) -> AnswerT:
-    """Do `work` in a thread, and call `look` every `WORK_LOOK_SECONDS`; a look that fails is ignored.
-
-    Ctrl-C ends the wait and not the work: nothing here must be stopped in the middle.
-    """
-    future: Future[AnswerT] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    while not wait([future], timeout=WORK_LOOK_SECONDS).done:
-        with suppress(RefitError):
-            look()
-    return future.result()
-
-
 # At a prompt, a service that does not answer is reported soon.
 PROMPT = RetryPolicy(deadline=2.0)
-_SERVICE = "The service"
-Url = Annotated[
-    str | None,
-    typer.Option(
-        "--url",
-        metavar="URL",
-        help="Where the service is; else REFITD_URL, else http://127.0.0.1:8700",
-        rich_help_panel=_SERVICE,
-    ),
-]
-TokenFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--token-file",
-        metavar="FILE",
-        help="File with the bearer token; else REFITD_TOKEN, REFITD_TOKEN_FILE, REFITD_READ_TOKEN_FILE",
-        rich_help_panel=_SERVICE,
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout: the answer, or a problem")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask")]
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run, such as exp/trial")]
-EngineId = Annotated[str, typer.Argument(metavar="ID", help="An engine's id: 'refitd engines' lists them")]
-Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0.0, help="Longest time to wait")]
 
 
 def connect(url: str | None, token_file: Path | None, retry: RetryPolicy = PROMPT) -> RefitClient:
@@ -333,25 +230,3 @@ def connect(url: str | None, token_file: Path | None, retry: RetryPolicy = PROMP
         ValueError: the URL or the token cannot be one.
     """
     return RefitClient(url, token_file=token_file, retry=retry)
-
-
-def calls_service(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command --url, --token-file and --json, and call it with its output and a client of the service.
-
-    The command takes `out` and `client` first, then its own parameters.
-    """
-
-    @wraps(command)
-    def run(*, url: str | None = None, token_file: Path | None = None, json: bool = False, **given: object) -> None:
-        with speaking(json=json) as out, connect(url, token_file) as client:
-            command(out, client, **given)
-
-    _, _, *own = signature(command).parameters.values()
-    shared = [("url", Url, None), ("token_file", TokenFile, None), ("json", Json, False)]
-    added = [
-        Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-        for name, annotation, default in shared
-    ]
-    # Typer reads the options from the signature.
-    run.__signature__ = Signature([*own, *added])  # pyright: ignore[reportAttributeAccessIssue]
-    return run

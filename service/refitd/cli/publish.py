@@ -1,27 +1,26 @@
 """`refitd publish`: a checkpoint in a folder becomes a version."""
 
 import logging
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from refitd.cli import render
-from refitd.cli.output import Json, Output, Timeout, TokenFile, Url, bar, connect, speaking, watched
+from refitd.cli.options import Json, Timeout, TokenFile, Url
+from refitd.cli.output import Output, bar, connect, speaking
 from refitd.cli.render import span
-from refitd.cli.wait import progress_of, say_if_paused
+from refitd.cli.wait import say_if_paused, wait_for
 from refitd_client.bucket.objects import scheme_of
 from refitd_client.contract.states import WaitOutcome
+from refitd_client.contract.wire import WaitResult
 from refitd_client.errors import RefitError, StepConflictError
 from refitd_client.http.client import RefitClient
 from refitd_client.http.connection import connect_to
-from refitd_client.http.exchange import Served
+from refitd_client.http.exchange import RetryPolicy, judge
 from refitd_client.publish.options import PublishOptions
 from refitd_client.publish.publication import Publication
 from refitd_client.publisher import WeightPublisher
@@ -74,22 +73,6 @@ Engines = Annotated[
     ),
 ]
 Wait = Annotated[bool, typer.Option("--wait", help="Return when engines serve it")]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishAnswer:
-    """The answer of `refitd publish --json`. `timings` are milliseconds; `outcome` is None without `--wait`."""
-
-    id: str
-    run: str
-    generation: int
-    step: int
-    path: str
-    bytes: int
-    digest: str
-    timings: dict[str, float]
-    notice_error: str | None
-    outcome: WaitOutcome | None
 
 
 def publish(
@@ -153,31 +136,26 @@ def publish(
                 folder,
                 step=step,
                 metadata=_pairs(metadata or ()),
-                allow_missing=[pattern for pattern in allow_missing or () if pattern],
+                allow_missing=allow_missing or (),
                 allow_extra=allow_extra,
                 progress=None if shown is None else lambda progress: shown(progress.written, progress.total),
             )
         _remark(out, publication, root)
-        served = _wait(out, publication, timeout, partial(connect, url, token_file)) if wait else None
-        outcome = None if served is None else served.outcome
-        out.show(published(publication, outcome), *_lines(publication, served))
-
-
-def published(publication: Publication, outcome: WaitOutcome | None) -> PublishAnswer:
-    """The publication for machines."""
-    error = publication.notice_error
-    return PublishAnswer(
-        id=publication.version_id,
-        run=publication.run,
-        generation=publication.generation,
-        step=publication.step,
-        path=str(publication.path),
-        bytes=publication.bytes,
-        digest=publication.digest,
-        timings=publication.timings,
-        notice_error=None if error is None else str(error),
-        outcome=outcome,
-    )
+        served = _wait(out, publication, timeout, connect(url, token_file, RetryPolicy())) if wait else None
+        error = publication.notice_error
+        answer = {
+            "id": publication.version_id,
+            "run": publication.run,
+            "generation": publication.generation,
+            "step": publication.step,
+            "path": str(publication.path),
+            "bytes": publication.bytes,
+            "digest": publication.digest,
+            "timings": publication.timings,
+            "notice_error": None if error is None else str(error),
+            "outcome": None if served is None else served.outcome,
+        }
+        out.show(answer, *_lines(publication, served))
 
 
 def _pairs(texts: Sequence[str]) -> dict[str, str]:
@@ -198,27 +176,16 @@ def _remark(out: Output, publication: Publication, root: Path) -> None:
         )
 
 
-def _wait(out: Output, publication: Publication, timeout: float, asking: Callable[[], RefitClient]) -> Served:
-    _look_for_pause(out, publication, asking)
-    if not out.shows_progress:
-        return publication.wait(timeout)
-    ends, id_ = time.monotonic() + timeout, publication.version_id
-    with (
-        out.err.status(render.sentence(f"{id_} is published; waiting until engines serve it")) as line,
-        asking() as client,
-    ):
-        return watched(
-            lambda: publication.wait(timeout),
-            lambda: line.update(render.sentence(progress_of(client.version(id_), ends - time.monotonic()))),
-        )
+def _wait(out: Output, publication: Publication, timeout: float, client: RefitClient) -> WaitResult:
+    with client:
+        with suppress(RefitError):  # the wait itself says why the service does not answer
+            say_if_paused(out, client, publication.run)
+        result = wait_for(client, publication.version_id, "served", timeout, out)
+    judge(result, timeout)
+    return result
 
 
-def _look_for_pause(out: Output, publication: Publication, asking: Callable[[], RefitClient]) -> None:
-    with suppress(RefitError), asking() as client:  # the wait itself says why the service does not answer
-        say_if_paused(out, client, publication.run)
-
-
-def _lines(publication: Publication, served: Served | None) -> list[render.Text]:
+def _lines(publication: Publication, served: WaitResult | None) -> list[render.Text]:
     took = span(publication.notice.publish_ms or 0.0)
     lines = [f"{publication.version_id}: {render.size(publication.bytes)} in {took}, {publication.path}"]
     if served is not None:
@@ -226,7 +193,7 @@ def _lines(publication: Publication, served: Served | None) -> list[render.Text]
     return [render.sentence(line) for line in lines]
 
 
-def _ended(served: Served) -> str:
+def _ended(served: WaitResult) -> str:
     """How the wait ended; where engines do not have the version, which."""
-    lacks = served.outcome is WaitOutcome.SERVED and not all(engine.serves for engine in served.engines)
+    lacks = served.outcome is WaitOutcome.SERVED and not all(engine.serves for engine in served.version.engines)
     return render.served_by(served.version) if lacks else f"is {served.outcome}"

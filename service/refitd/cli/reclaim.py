@@ -1,13 +1,15 @@
 """`refitd reclaim`: what would be deleted, and deleting it."""
 
 import re
+from contextlib import nullcontext
 from typing import Annotated
 
 import typer
 from rich.text import Text
 
 from refitd.cli import render
-from refitd.cli.output import OR_DRY_RUN, Output, RunArgument, Yes, agree, bar, calls_service, watched
+from refitd.cli.options import OR_DRY_RUN, RunArgument, Yes, agree, calls_service
+from refitd.cli.output import Output
 from refitd.cli.render import BAD, GOOD, Table, cell, size
 from refitd.text import listed
 from refitd_client.contract.wire import ReclaimPlan, RollbackPlan
@@ -34,18 +36,9 @@ def reclaim(out: Output, client: RefitClient, dry_run: DryRun = False, yes: Yes 
             return
         shown = (reclaim_table(plan), reclaim_summary(plan))
         agree(out, *shown, question="Delete them?", does="this deletes files", say=OR_DRY_RUN)
-    done = _carry_out(out, client)
+    with out.err.status("deleting") if out.shows_progress else nullcontext():
+        done = client.reclaim()
     out.show(done, reclaim_table(done), reclaim_summary(done))
-
-
-def _carry_out(out: Output, client: RefitClient) -> ReclaimPlan:
-    """Have the service delete, and show its progress by the bytes that it still holds."""
-    with bar(out, "deleting") as shown:
-        if shown is None:
-            return client.reclaim()
-        goes, held = client.reclaim_plan().freed_bytes, client.overview().held_bytes
-        shown(0, goes)
-        return watched(client.reclaim, lambda: shown(min(goes, max(0, held - client.overview().held_bytes)), goes))
 
 
 def reclaim_table(plan: ReclaimPlan) -> Table:

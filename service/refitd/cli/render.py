@@ -14,12 +14,13 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.text import Text
 
 from refitd.engine.fingerprints import CONTRADICTED, NOT_ALIKE, NOT_COMPARED
-from refitd.text import clean, listed, size_of, spoken
+from refitd.text import clean, listed, one_line, size_of, spoken
 from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.plugin import setting_fault
 from refitd_client.contract.states import (
     EngineGlance,
     EngineState,
+    Kind,
     LogSeverity,
     Standing,
     VersionGlance,
@@ -153,6 +154,8 @@ _VERSION_STYLES: Mapping[VersionGlance, str] = {
     VersionGlance.REJECTED: BAD,
     VersionGlance.GONE: OVER,
 }
+_CUT = "…"
+_WHERE_THE_REST_IS = f"Where a reason ends in '{_CUT}', 'refitd explain VERSION' has all of it."
 _ENGINE_STYLES: Mapping[EngineGlance, str] = {
     EngineGlance.IN_SYNC: GOOD,
     EngineGlance.UPDATING: BUSY,
@@ -208,6 +211,55 @@ def engines_on(version: Version) -> str:
     if not version.engines:
         return NOTHING
     return f"{sum(engine.serves for engine in version.engines)}/{len(version.engines)}"
+
+
+def version_list(versions: Sequence[Version], window: int | None, told: Sequence[str] = ()) -> list[RenderableType]:
+    """Versions, one a row, each with the reason why it is where it is in one line at most.
+
+    Args:
+        versions: in the order in which they stand.
+        window: columns that there are, to which reasons are cut; None for as many as it takes, as into a pipe.
+        told: sentences that stand above the list: a reason with which one ends is not said again.
+    """
+    if not versions:
+        return [sentence("No versions.", "dim")]
+    words = [_in_short(version, window, told) for version in versions]
+    table = _versions_table(versions, words, with_kind=True)
+    if window is not None and table.width > window and all(version.kind is Kind.FULL for version in versions):
+        table = _versions_table(versions, words, with_kind=False)
+    is_cut = any(reason is not None and reason.endswith(_CUT) for reason in words)
+    return [table, sentence(_WHERE_THE_REST_IS, "dim")] if is_cut else [table]
+
+
+def _versions_table(versions: Sequence[Version], words: Sequence[str | None], *, with_kind: bool) -> Table:
+    kind = ("KIND",) if with_kind else ()
+    table = Table("VERSION", "STEP", *kind, "STATE", "SIZE", "ENGINES", "SEEN", right={"STEP", "SIZE"}, words="WHY")
+    for version, reason in zip(versions, words, strict=True):
+        table.add_row(
+            cell(version.id),
+            f"{version.step:,}",
+            *((version.kind.value,) if with_kind else ()),
+            version_state(version),
+            size(version.bytes),
+            engines_on(version),
+            when(version.created_at),
+            words=cell(reason),
+        )
+    return table
+
+
+def _in_short(version: Version, window: int | None, told: Sequence[str]) -> str | None:
+    """Why a version is where it is: all of it, or what fits into a line that stands beneath its row."""
+    reason = why(version)
+    if reason is None:
+        return None
+    if any(sentence.endswith(reason) for sentence in told):
+        return f"'refitd explain {version.id}'"
+    line = one_line(reason)
+    if window is None or len(line) <= (room := max(window - INDENT, 1)):
+        return reason if window is None else line
+    end = line.rfind("; ", 0, room + 1)  # as a rule between two of several faults: as many as the window has room for
+    return line[: room - 1 if end < 0 else end].rstrip() + _CUT
 
 
 def engines_table(

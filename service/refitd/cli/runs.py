@@ -1,12 +1,13 @@
 """Commands about runs: list, close, reopen, delete."""
 
 import typer
-from rich.console import RenderableType
 
 from refitd.cli import render
 from refitd.cli.app import EXIT_CODES_HELP, Command, Group
-from refitd.cli.output import Json, Output, RunArgument, TokenFile, Url, Yes, agree, agree_by_name, calls_service
+from refitd.cli.options import Json, RunArgument, TokenFile, Url, Yes, agree, calls_service
+from refitd.cli.output import Output, connect, speaking
 from refitd.cli.render import Table
+from refitd.text import clean
 from refitd_client.contract.states import Standing
 from refitd_client.contract.wire import Page, RunGlance
 from refitd_client.http.client import RefitClient
@@ -14,38 +15,35 @@ from refitd_client.http.client import RefitClient
 app = typer.Typer(cls=Group, add_completion=False)
 
 _WHAT_GOES = "Its other versions are deleted at the next collection: 'refitd reclaim --dry-run' lists them."
-_DELETES = "this deletes all versions of the run, for good"
-_LOSES = "this lets collection delete older versions of the run"
 
 
 @app.callback(invoke_without_command=True)
 def runs(context: typer.Context, url: Url = None, token_file: TokenFile = None, json: Json = False) -> None:
-    """List runs, or say which have ended.
+    """List runs, or say which have ended: the status of each, its target, and how many engines follow it.
+
+    Closed ones come last.
 
     \b
     refitd runs
     refitd runs close exp/monday
     """
-    if context.invoked_subcommand is None:
-        list_runs(url=url, token_file=token_file, json=json)
-
-
-@app.command("list", cls=Command, epilog=EXIT_CODES_HELP)
-@calls_service
-def list_runs(out: Output, client: RefitClient) -> None:
-    """List runs: the status of each, its target, and how many engines follow it. Closed ones come last."""
-    page = Page(items=client.overview().runs)
-    table = Table("RUN", "STANDS", "TARGET", "NEWEST", "ENGINES", right={"TARGET", "NEWEST", "ENGINES"}, words="WHY")
-    for run in page.items:
-        table.add_row(
-            render.sentence(run.run),
-            render.shown_standing(run.standing),
-            _step(run.target_step),
-            _step(run.newest_step),
-            f"{run.in_sync}/{sum(run.engines.values())}",
-            words=render.sentence(_why(run)),
-        )
-    out.show(page, table if page.items else render.sentence("No runs.", "dim"))
+    if context.invoked_subcommand is not None:
+        return
+    with speaking(json=json) as out, connect(url, token_file) as client:
+        page = Page(items=client.overview().runs)
+        numbers = ("TARGET", "NEWEST", "ENGINES")
+        table = Table("RUN", "STANDS", *numbers, right=numbers, words="WHY")
+        for run in page.items:
+            # Of a run that no engine follows also the remedy, of one in trouble the reason.
+            more = run.reasons[:1] if run.standing is Standing.UNFOLLOWED else [run.trouble or ""]
+            table.add_row(
+                render.sentence(run.run),
+                render.shown_standing(run.standing),
+                *(render.NOTHING if step is None else f"{step:,}" for step in (run.target_step, run.newest_step)),
+                f"{run.in_sync}/{sum(run.engines.values())}",
+                words=render.sentence(" ".join([run.headline, *more]).rstrip()),
+            )
+        out.show(page, table if page.items else render.sentence("No runs.", "dim"))
 
 
 @app.command(cls=Command, epilog=EXIT_CODES_HELP)
@@ -63,7 +61,12 @@ def close(out: Output, client: RefitClient, run: RunArgument, yes: Yes = False) 
     refitd runs close exp/monday
     """
     if not yes:
-        agree(out, *what_it_does(run), question="Close it?", does=_LOSES)
+        goes = (
+            f"Of {run} the newest good version is kept, with what engines need and what is pinned, and one without a "
+            "verdict if it is newer. Collection deletes the others. The next version that is published opens it again."
+        )
+        loses = "this lets collection delete older versions of the run"
+        agree(out, render.sentence(goes), question="Close it?", does=loses)
     seen = client.close_run(run)
     out.show(seen, render.sentence(f"{run} is closed. {_free(seen)} {_WHAT_GOES}"))
 
@@ -90,20 +93,11 @@ def delete(out: Output, client: RefitClient, run: RunArgument, yes: Yes = False)
     refitd runs delete exp/monday
     """
     if not yes:
-        agree_by_name(out, render.sentence(f"All versions of {run} are deleted, for good."), name=run, does=_DELETES)
+        goes, does = f"All versions of {run} are deleted, for good.", "this deletes all versions of the run, for good"
+        agree(out, render.sentence(goes), question=f"Type {clean(run)} to go on", does=does, name=run)
     seen = client.delete_run(run)
     versions = "1 version goes" if seen.versions == 1 else f"{seen.versions} versions go"
     out.show(seen, render.sentence(f"{run} is deleted. {versions}; the files go in the background."))
-
-
-def what_it_does(run: str) -> list[RenderableType]:
-    """What closing a run deletes, for the question."""
-    return [
-        render.sentence(
-            f"Of {run} the newest good version is kept, with what engines need and what is pinned, and one without a "
-            "verdict if it is newer. Collection deletes the others. The next version that is published opens it again."
-        )
-    ]
 
 
 def _free(seen: RunGlance) -> str:
@@ -112,13 +106,3 @@ def _free(seen: RunGlance) -> str:
         return "No engine follows it."
     goes = "1 engine goes on with what it serves" if count == 1 else f"{count} engines go on with what they serve"
     return f"{goes}: 'refitd engines move ID --run RUN' brings engines to another run."
-
-
-def _why(run: RunGlance) -> str:
-    """Its standing in a sentence; for a run that no engine follows also the remedy, for one in trouble the reason."""
-    more = run.reasons[:1] if run.standing is Standing.UNFOLLOWED else [run.trouble or ""]
-    return " ".join([run.headline, *more]).rstrip()
-
-
-def _step(step: int | None) -> str:
-    return render.NOTHING if step is None else f"{step:,}"

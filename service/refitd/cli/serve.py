@@ -12,7 +12,8 @@ from pydantic.fields import FieldInfo
 from rich.markup import escape
 
 from refitd.cli.app import EXIT_CODES_HELP, plainly
-from refitd.cli.output import Json, speaking
+from refitd.cli.options import Json
+from refitd.cli.output import speaking
 from refitd.engine.registry import PAUSE_MODES
 from refitd.settings import Settings, Size
 

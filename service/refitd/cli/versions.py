@@ -1,72 +1,17 @@
-"""Commands about versions: list, pin, unpin, pause, resume, explain."""
+"""Commands that look at versions or change one thing: status, versions, pin, unpin, pause, resume, explain."""
 
-from collections.abc import Sequence
 from typing import Annotated
 
 import typer
-from rich.console import RenderableType
 
 from refitd.cli import render
-from refitd.cli.output import Output, RunArgument, calls_service
-from refitd.cli.render import INDENT, Table
-from refitd.text import one_line
-from refitd_client.contract.states import EngineState, Kind, Standing, VersionGlance, VersionState
-from refitd_client.contract.wire import Version
+from refitd.cli.options import RunArgument, calls_service
+from refitd.cli.output import Output
+from refitd.cli.render import version_list
+from refitd.cli.status import MOST_VERSIONS, VERSIONS, show_status
+from refitd_client.contract.states import EngineState, Standing, VersionGlance, VersionState
 from refitd_client.errors import RefitError
 from refitd_client.http.client import RefitClient
-
-_CUT = "…"
-_WHERE_THE_REST_IS = f"Where a reason ends in '{_CUT}', 'refitd explain VERSION' has all of it."
-
-
-def version_list(versions: Sequence[Version], window: int | None, told: Sequence[str] = ()) -> list[RenderableType]:
-    """Versions, one a row, each with the reason why it is where it is in one line at most.
-
-    Args:
-        versions: in the order in which they stand.
-        window: columns that there are, to which reasons are cut; None for as many as it takes, as into a pipe.
-        told: sentences that stand above the list: a reason with which one ends is not said again.
-    """
-    if not versions:
-        return [render.sentence("No versions.", "dim")]
-    words = [_in_short(version, window, told) for version in versions]
-    table = _table(versions, words, with_kind=True)
-    if window is not None and table.width > window and all(version.kind is Kind.FULL for version in versions):
-        table = _table(versions, words, with_kind=False)
-    is_cut = any(reason is not None and reason.endswith(_CUT) for reason in words)
-    return [table, render.sentence(_WHERE_THE_REST_IS, "dim")] if is_cut else [table]
-
-
-def _table(versions: Sequence[Version], words: Sequence[str | None], *, with_kind: bool) -> Table:
-    kind = ("KIND",) if with_kind else ()
-    table = Table("VERSION", "STEP", *kind, "STATE", "SIZE", "ENGINES", "SEEN", right={"STEP", "SIZE"}, words="WHY")
-    for version, reason in zip(versions, words, strict=True):
-        table.add_row(
-            render.cell(version.id),
-            f"{version.step:,}",
-            *((version.kind.value,) if with_kind else ()),
-            render.version_state(version),
-            render.size(version.bytes),
-            render.engines_on(version),
-            render.when(version.created_at),
-            words=render.cell(reason),
-        )
-    return table
-
-
-def _in_short(version: Version, window: int | None, told: Sequence[str]) -> str | None:
-    """Why a version is where it is: all of it, or what fits into a line that stands beneath its row."""
-    reason = render.why(version)
-    if reason is None:
-        return None
-    if any(sentence.endswith(reason) for sentence in told):
-        return f"'refitd explain {version.id}'"
-    line = one_line(reason)
-    if window is None or len(line) <= (room := max(window - INDENT, 1)):
-        return reason if window is None else line
-    end = line.rfind("; ", 0, room + 1)  # as a rule between two of several faults: as many as the window has room for
-    return line[: room - 1 if end < 0 else end].rstrip() + _CUT
-
 
 Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=500, help="How many to list")]
 Run = Annotated[str | None, typer.Option("--run", metavar="RUN", help="Those of one run only")]
@@ -84,6 +29,30 @@ VersionId = Annotated[
     str, typer.Argument(metavar="ID", help="A version's id, such as exp~v000123, or its step if only one run has it")
 ]
 Subject = Annotated[str, typer.Argument(metavar="ID", help="A run, or the id of a version or an engine")]
+
+
+@calls_service
+def status(
+    out: Output,
+    client: RefitClient,
+    limit: Annotated[
+        int,
+        typer.Option("--limit", metavar="N", min=1, max=MOST_VERSIONS, help="How many of the newest versions to list"),
+    ] = VERSIONS,
+) -> None:
+    """Show at one glance: the service, each run's target, engines and how stale they are, the newest versions.
+
+    Each run begins with the verdict that 'refitd top' and the dashboard give: CURRENT, MOVING, PAUSED, ROLLED_BACK (by
+    an operator's order), UNFOLLOWED (no engine follows it) or TROUBLED; --json has it as .runs[].standing, and that of
+    the worst as .standing. Runs that are closed are counted in one line; --json has them like the others.
+
+    Ends with 0 when the service is ready and with 3 when it is not, so that a script can ask.
+
+    \b
+    refitd status
+    refitd status --json | jq '.runs[] | {run, in_sync, headline}'
+    """
+    show_status(out, client, limit)
 
 
 @calls_service

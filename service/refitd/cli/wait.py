@@ -1,28 +1,26 @@
 """`refitd wait`: wait until a version is served, and show on a terminal what is waited for."""
 
 import time
-from collections.abc import Generator
-from contextlib import suppress
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 from refitd.cli import render
-from refitd.cli.output import PROMPT, Json, Output, Timeout, TokenFile, Url, connect, failure_of, speaking
+from refitd.cli.options import Json, Timeout, TokenFile, Url
+from refitd.cli.output import PROMPT, Output, connect, failure_of, speaking
 from refitd.cli.render import engines_on, sentence
 from refitd.text import listed
 from refitd_client.contract.naming import Order, version_id
 from refitd_client.contract.states import WaitOutcome
 from refitd_client.contract.wire import Version, WaitResult
-from refitd_client.errors import NotFoundError, RefitError, VersionFailedError, WaitTimeoutError
+from refitd_client.errors import NotFoundError, RefitError, WaitTimeoutError
 from refitd_client.http.client import RefitClient
 from refitd_client.http.exchange import RetryPolicy, judge
 from refitd_client.http.routes import WaitFor
 
 _WAIT_LOOK_SECONDS = 1.0  # seconds between two looks, for the line to stay true
 _FIND_PAUSE = 0.5  # seconds before a version that is not known yet is looked for again
-_WAIT_PAGE = 200
 VersionIdOrNone = Annotated[str | None, typer.Argument(metavar="[ID]", help="A version's id; or else --run and --step")]
 Run = Annotated[str | None, typer.Option("--run", metavar="RUN", envvar="REFITD_RUN", help="The version's run")]
 Step = Annotated[int | None, typer.Option("--step", metavar="N", min=0, help="The version's step")]
@@ -50,8 +48,7 @@ def wait(
 
     Ends with 0 when it is served, or when something newer took its place; with 1 when it failed; with 5 when the time
     is up, naming the engines that are late. With --json the answer is printed in each of these cases. A step that is
-    not published yet is waited for as well; one that only an older generation of the run has is not, where it was
-    rejected, lost or deleted there.
+    not published yet, or not in the run's newest generation, is waited for as well.
 
     \b
     refitd wait exp~v000123
@@ -72,13 +69,24 @@ def wait(
 
 
 def _find(client: RefitClient, run: str | None, step: int | None, timeout: float) -> str:
+    """The id of a step in the run's newest generation; waits for one that is not published yet.
+
+    Raises:
+        WaitTimeoutError: it is not; the message has the ids of that step in older generations.
+    """
     if run is None or step is None:
         raise ValueError("say which version: its id, or --run and --step")
+    ends, why = time.monotonic() + timeout, ""
     with client:
-        version = find_version(client, run, step, timeout)
-    if version is None:
-        raise WaitTimeoutError(f"after {timeout:g} s the service still knows no step {step} of run {run}")
-    return version.id
+        while True:
+            for newest in client.versions(run=run, limit=1).items:
+                try:
+                    return client.version(version_id(run, Order(newest.generation, step))).id
+                except NotFoundError as error:
+                    why = f": {error.problem.detail}"
+            if (left := ends - time.monotonic()) <= 0:
+                raise WaitTimeoutError(f"after {timeout:g} s the service still knows no step {step} of run {run}{why}")
+            time.sleep(min(_FIND_PAUSE, left))
 
 
 def _tell(out: Output, result: WaitResult, timeout: float) -> None:
@@ -88,7 +96,7 @@ def _tell(out: Output, result: WaitResult, timeout: float) -> None:
         if not out.json:
             raise
         out.show(result)
-        raise typer.Exit(failure_of(error).code) from error
+        raise SystemExit(failure_of(error).code) from error
     out.show(result, render.outcome(result))
 
 
@@ -121,52 +129,3 @@ def progress_of(version: Version, left: float) -> str:
     waiting = f" · waiting for {listed([f'{engine.id} {engine.state}' for engine in late])}" if late else ""
     why = next((f" · {engine.id}: {engine.reason}" for engine in late if engine.reason), "")
     return f"{version.id} {version.state} · engines {engines_on(version)}{waiting} · {left:.0f} s left{why}"
-
-
-def find_version(client: RefitClient, run: str, step: int, seconds: float) -> Version | None:
-    """Return the version of a step, in the newest generation that has it; wait for one that is not published yet.
-
-    Raises:
-        VersionFailedError: only older generations have one, and nothing will come of it any more.
-    """
-    ends = time.monotonic() + seconds
-    found = look_for(client, run, step)
-    while found is None and (left := ends - time.monotonic()) > 0:
-        time.sleep(min(_FIND_PAUSE, left))
-        found = _look_again(client, run, step)
-    return found
-
-
-def look_for(client: RefitClient, run: str, step: int) -> Version | None:
-    """Look through all versions of a run once, as `find_version` does."""
-    newest: int | None = None
-    past: Version | None = None
-    for version in _newest_first(client, run):
-        newest = version.generation if newest is None else newest
-        is_past = version.state.is_bad or version.state.is_over
-        if version.step == step and (version.generation == newest or not is_past):
-            return version
-        if version.step == step and past is None:
-            past = version
-    if past is not None:
-        why = f": {past.reason}" if past.reason else ""
-        raise VersionFailedError(f"step {step} of run {run} is known only as {past.id}: {past.state}{why}")
-    return None
-
-
-def _look_again(client: RefitClient, run: str, step: int) -> Version | None:
-    """A trainer's next version is of the newest generation: one question is enough."""
-    for newest in client.versions(run=run, limit=1).items:
-        with suppress(NotFoundError):
-            return client.version(version_id(run, Order(newest.generation, step)))
-    return None
-
-
-def _newest_first(client: RefitClient, run: str) -> Generator[Version]:
-    cursor: str | None = None
-    while True:
-        page = client.versions(run=run, limit=_WAIT_PAGE, cursor=cursor)
-        yield from page.items
-        cursor = page.next_cursor
-        if cursor is None:
-            return

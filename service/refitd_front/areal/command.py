@@ -11,7 +11,8 @@ import typer
 from pydantic import SecretStr
 
 from refitd.api.options import LOOPBACK
-from refitd.cli.output import Json, TokenFile, speaking
+from refitd.cli.options import Json, TokenFile
+from refitd.cli.output import speaking
 from refitd.cli.publish import Root, Run
 from refitd.engine.address import check_url
 from refitd.tokens import FacadeTokens

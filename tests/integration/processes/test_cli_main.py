@@ -1,5 +1,6 @@
 """The `refitd` command itself: without its extras, its help, its errors."""
 
+import os
 import re
 import subprocess
 import sys
@@ -32,7 +33,7 @@ def run_without(package: str, *args: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("package", "command"), [("typer", "status"), ("rich", "status"), ("pydantic_settings", "serve")]
+    ("package", "command"), [("typer", "versions"), ("rich", "status"), ("pydantic_settings", "serve")]
 )
 def test_the_bare_sdk_says_in_one_line_what_is_missing_and_what_installs_it(package: str, command: str) -> None:
     done = run_without(package, command)
@@ -47,10 +48,25 @@ def test_a_missing_part_of_refitd_is_a_bug_and_not_an_extra() -> None:
     assert "Traceback" in done.stderr
 
 
-def test_a_command_imports_what_it_needs_and_not_the_service() -> None:
-    code = (
-        "import sys, refitd.cli.app, refitd.cli.status; print(sorted({'numpy', 'pydantic', 'torch'} & {*sys.modules}))"
-    )
+@pytest.mark.parametrize("words", [["--url", "http://127.0.0.1:1"], ["--limit=3", "--json"]])
+def test_status_imports_neither_the_service_nor_what_reads_other_commands_options(words: list[str]) -> None:
+    heavy = {"numpy", "pydantic", "typer", "torch", "fastapi", "sqlalchemy"}
+    code = f"import atexit, sys; atexit.register(lambda: print(sorted({heavy} & {{*sys.modules}}), file=sys.stderr))"
+    code += f"; sys.argv[1:] = {['status', *words]!r}; from refitd.__main__ import main; main()"
+    env = {**os.environ, "REFITD_URL": "http://127.0.0.1:1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=env)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (3, "[]")
+
+
+def test_what_status_cannot_read_is_said_by_the_other_way() -> None:
+    for words in (["--limit", "1000"], ["--nonsense"]):
+        command = [sys.executable, "-m", "refitd", "status", *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, "refitd status [OPTIONS]" in done.stderr) == (2, True), words
+
+
+def test_the_command_line_is_there_without_the_service() -> None:
+    code = "import sys, refitd.cli.app; print(sorted({'torch', 'fastapi', 'sqlalchemy', 'numpy'} & {*sys.modules}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 

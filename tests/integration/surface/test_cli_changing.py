@@ -59,7 +59,7 @@ class TestRollback:
         self, service: StandIn, monkeypatch: pytest.MonkeyPatch, said: str, code: int, posts: int
     ) -> None:
         service.versions = [make_version(step) for step in range(1, 6)]
-        monkeypatch.setattr("refitd.cli.output.can_ask", lambda: True)
+        monkeypatch.setattr("refitd.cli.options.can_ask", lambda: True)
         result = refitd("rollback", "exp", "--url", service.url, stdin=said)
         assert (result.exit_code, len(service.bodies)) == (code, posts)
         before = result.stdout.partition("Roll back?")[0]
@@ -83,7 +83,7 @@ class TestReclaim:
         self, service: StandIn, monkeypatch: pytest.MonkeyPatch, said: str, code: int, posts: int
     ) -> None:
         service.plan = PLAN
-        monkeypatch.setattr("refitd.cli.output.can_ask", lambda: True)
+        monkeypatch.setattr("refitd.cli.options.can_ask", lambda: True)
         result = refitd("reclaim", "--url", service.url, stdin=said)
         assert result.exit_code == code
         assert sum(line.startswith("POST") for line in service.asked) == posts

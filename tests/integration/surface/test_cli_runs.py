@@ -22,7 +22,7 @@ def service() -> Iterator[StandIn]:
 
 @pytest.fixture
 def a_person(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("refitd.cli.output.can_ask", lambda: True)
+    monkeypatch.setattr("refitd.cli.options.can_ask", lambda: True)
 
 
 class TestMove:

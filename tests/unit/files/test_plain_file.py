@@ -21,6 +21,10 @@ REPOSITORY = Path(__file__).parents[3]
 PACKAGES = [
     "client/refitd_client",
     "service/refitd",
+    "service/refitd_doctor",
+    "service/refitd_front",
+    "service/refitd_hosts",
+    "service/refitd_inside",
     "service/refitd_plan",
     "service/refitd_plugin",
     "service/refitd_sglang",

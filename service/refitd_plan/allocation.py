@@ -13,11 +13,6 @@ from typing import TypeVar
 from refitd_client.errors import PlanRefusedError
 
 
-def refusal_at(text: str, position: int, sentence: str) -> PlanRefusedError:
-    """A refusal that points at a character of what was typed."""
-    return PlanRefusedError(f"{sentence} (character {position + 1})\n  {text}\n  {' ' * position}^")
-
-
 def check_positive(name: str, value: object, *, most: float = 2**40) -> None:
     """Refuse what is no whole number above 0, or absurd. None passes.
 
@@ -190,173 +185,104 @@ def allocation_of_counts(
 # Source: AReaL, `areal/api/alloc_mode.py` (ALLOCATION_GRAMMAR) of 0.3 to 1.0.
 
 
-ENGINES = frozenset(ENGINE_NAMES)
 TRAINERS: Mapping[str, str] = {"fsdp": "dtpc", "megatron": "dtpce", "archon": "dtpce"}
-ENGINE_DIMS = "dtp"
-_OLD_NAMES = {"m": "t"}
-_MOST_DIGITS = 6
-_DIMENSIONS = "dimensions such as d1p1t1"
-_Dims = list[tuple[str, int]]  # as they stand there, such as d4, and at which character each begins
+_ENGINE_DIMS = "dtp"
+_DIMS = r"(?:[a-z]+[0-9]{1,6})+"
+_PART = re.compile(
+    r"(?:(?!attn:)(?P<backend>[a-z_]+)(?:\[(?P<name>[a-z_][a-z0-9_]*)\])?[:.])?"
+    rf"(?:(?P<open>\()?attn:(?P<attn>{_DIMS})\|ffn:(?P<ffn>{_DIMS})(?(open)\))|(?P<dims>{_DIMS}))",
+    re.IGNORECASE | re.ASCII,
+)
+_SHOWN = 40  # characters of what does not parse
 
 
 def parse(text: str) -> Allocation:
-    """Read an allocation string.
+    """Read an allocation string. Spaces count nowhere.
 
     Raises:
-        PlanRefusedError: it is none; the message points at the character.
+        PlanRefusedError: it is none; the message has the part that is not.
     """
-    if not text.strip():
+    plain, at = "".join(text.split()), 0
+    if not plain:
         raise PlanRefusedError("the allocation is empty: write for example sglang:d1|fsdp:d1")
-    reader = _Reader(text)
-    groups = [_group(reader)]
-    while reader.take(r"\+"):
-        groups.append(_group(reader))
-    reader.need(r"$", "'+' or '|' or the end")
-    _check_names(text, tuple(groups))
-    return Allocation(text=text, groups=tuple(groups))
-
-
-class _Reader:
-    """What is left of a text. Spaces count nowhere."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.at = 0
-        self._skip()
-
-    def _skip(self) -> None:
-        while self.text[self.at : self.at + 1].isspace():
-            self.at += 1
-
-    def take(self, pattern: str) -> str | None:
-        """What comes next, where it is that."""
-        found = re.compile(pattern).match(self.text, self.at)
-        if found is None:
-            return None
-        self.at = found.end()
-        self._skip()
-        return found[0]
-
-    def need(self, pattern: str, what: str) -> str:
-        """What has to come next."""
-        if (found := self.take(pattern)) is None:
-            raise refusal_at(self.text, self.at, f"the allocation does not parse: here {what} was expected")
-        return found
-
-    def dims(self) -> _Dims:
-        found: _Dims = []
-        at = self.at
-        while (each := self.take(r"[A-Za-z]+[0-9]+")) is not None:
-            found.append((each, at))
-            at = self.at
-        if not found:
-            self.need(r"(?!)", _DIMENSIONS)
-        return found
-
-
-def _group(reader: _Reader) -> tuple[Component, ...]:
-    members = [_component(reader)]
-    while reader.take(r"\|"):
-        at, member = reader.at, _component(reader)
-        if member.parallel.world != members[0].parallel.world:
-            raise refusal_at(
-                reader.text,
-                at,
-                f"what shares GPUs has as many ranks: {members[0].title} has {members[0].parallel.world}, "
-                f"{member.title} {member.parallel.world}",
+    groups: list[list[Component]] = [[]]
+    while True:
+        found = _PART.match(plain, at)
+        end = at if found is None else found.end()
+        if found is None or plain[end : end + 1] not in {"", "+", "|"}:
+            raise PlanRefusedError(
+                f"the allocation {plain[:_SHOWN]} does not parse at {plain[end : end + _SHOWN]!r}: a part is written "
+                "as sglang:d4t2, fsdp[actor]:d8 or megatron:(attn:d1p4|ffn:d2e2), with '+' or '|' between two"
             )
-        members.append(member)
-    return tuple(members)
+        groups[-1].append(_component(found))
+        if end == len(plain):
+            break
+        if plain[end] == "+":
+            groups.append([])
+        at = end + 1
+    _check(groups)
+    return Allocation(text=text, groups=tuple(tuple(group) for group in groups))
 
 
-def _component(reader: _Reader) -> Component:
-    at = reader.at
-    word, name = reader.take(r"(?!attn\s*:)[A-Za-z_]+(?![A-Za-z_0-9])"), None
-    if word is not None:
-        if reader.take(r"\["):
-            name = reader.need(r"[A-Za-z_][A-Za-z0-9_]*", "a name")
-            reader.need(r"\]", "']'")
-        reader.need(r"[:.]", "':' or '.'" if name else "':' or '.' or '['")
-    begins, is_enclosed = reader.at, reader.take(r"\(") is not None
-    if is_enclosed or re.compile(r"attn\s*:").match(reader.text, reader.at):
-        begins = reader.at
-        body: _Dims | tuple[_Dims, _Dims] = _of_experts(reader)
-        if is_enclosed:
-            reader.need(r"\)", "')'")
-    else:
-        body = reader.dims()
-    backend = None if word is None else word.lower()
-    if backend is not None and backend not in {*ENGINES, *TRAINERS}:
-        known = ", ".join(sorted({*ENGINES, *TRAINERS}))
-        raise refusal_at(reader.text, at, f"{word} is no backend that can be planned: it is one of {known}")
-    if backend is None or backend not in ENGINES:
-        return _trainer(reader.text, backend, name, body, begins)
-    if isinstance(body, tuple):
-        what = f"{backend} has no parts for attention and experts: write d, t and p"
-        raise refusal_at(reader.text, begins, what)
-    parallel = Parallel(**_dims(reader.text, body, ENGINE_DIMS, backend))
-    return Component(backend=backend, role=Role.GENERATION, name=name, parallel=parallel)
-
-
-def _of_experts(reader: _Reader) -> tuple[_Dims, _Dims]:
-    reader.need(r"attn\s*:", "'attn:'")
-    attention = reader.dims()
-    reader.need(r"\|\s*ffn\s*:", "'|ffn:'")
-    return attention, reader.dims()
-
-
-def _trainer(
-    text: str, backend: str | None, name: str | None, body: _Dims | tuple[_Dims, _Dims], begins: int
-) -> Component:
-    if isinstance(body, tuple):
-        chosen = backend or "megatron"
-        if chosen == "fsdp":
-            raise refusal_at(text, begins, "fsdp cuts experts as everything else: use megatron or archon")
-        return Component(backend=chosen, role=Role.TRAINING, name=name, parallel=_moe(text, *body))
+def _component(found: re.Match[str]) -> Component:
+    part, name = found[0], found["name"]
+    backend = None if found["backend"] is None else found["backend"].lower()
+    if backend is not None and backend not in {*ENGINE_NAMES, *TRAINERS}:
+        known = ", ".join(sorted({*ENGINE_NAMES, *TRAINERS}))
+        raise PlanRefusedError(f"{backend} is no backend that can be planned: it is one of {known}")
+    if backend in ENGINE_NAMES:
+        if found["dims"] is None:
+            raise PlanRefusedError(f"{part}: {backend} has no parts for attention and experts: write d, t and p")
+        parallel = Parallel(**_sizes(part, found["dims"], _ENGINE_DIMS))
+        return Component(backend=backend, role=Role.GENERATION, name=name, parallel=parallel)
+    if found["dims"] is None:
+        if backend == "fsdp":
+            raise PlanRefusedError(f"{part}: fsdp cuts experts as everything else: use megatron or archon")
+        parallel = _of_experts(part, _sizes(part, found["attn"], "dtpc"), _sizes(part, found["ffn"], "dtpe"))
+        return Component(backend=backend or "megatron", role=Role.TRAINING, name=name, parallel=parallel)
+    parallel = Parallel(**_sizes(part, found["dims"], TRAINERS[backend or "megatron"]))
     # AReaL's own choice where the string names none: what FSDP cannot do needs Megatron.
-    dims = _dims(text, body, TRAINERS[backend or "megatron"], backend or "a trainer")
-    chosen = backend or ("megatron" if dims.get("p", 1) > 1 or dims.get("e", 1) > 1 else "fsdp")
-    parallel = Parallel(**dims)
+    chosen = backend or ("megatron" if parallel.p > 1 or parallel.e > 1 else "fsdp")
     if parallel.world % (parallel.e * parallel.p):
-        raise refusal_at(text, begins, f"e{parallel.e} does not divide the {parallel.world} ranks into equal parts")
+        raise PlanRefusedError(f"{part}: e{parallel.e} does not divide the {parallel.world} ranks into equal parts")
     return Component(backend=chosen, role=Role.TRAINING, name=name, parallel=parallel)
 
 
-def _moe(text: str, attention: _Dims, experts: _Dims) -> Parallel:
-    attn, ffn, at = _dims(text, attention, "dtpc", "attn"), _dims(text, experts, "dtpe", "ffn"), experts[0][1]
+def _of_experts(part: str, attn: Mapping[str, int], ffn: Mapping[str, int]) -> Parallel:
     parallel = Parallel(**attn, e=ffn.get("e", 1), et=ffn.get("t", 1))
     if ffn.get("p", parallel.p) != parallel.p:
-        raise refusal_at(text, at, f"attention has p{parallel.p}, experts p{ffn['p']}: pipelines are one")
+        raise PlanRefusedError(f"{part}: attention has p{parallel.p}, experts p{ffn['p']}: pipelines are one")
     inner = parallel.e * parallel.et * parallel.p
     if parallel.world % inner or ffn.get("d", parallel.world // inner) * inner != parallel.world:
-        raise refusal_at(text, at, f"experts take other ranks than the {parallel.world} of attention")
+        raise PlanRefusedError(f"{part}: experts take other ranks than the {parallel.world} of attention")
     return parallel
 
 
-def _dims(text: str, found: _Dims, allowed: str, where: str) -> dict[str, int]:
+def _sizes(part: str, dims: str, allowed: str) -> dict[str, int]:
     sizes: dict[str, int] = {}
-    for token, at in found:
-        letters = token.rstrip("0123456789")
-        digits = token[len(letters) :]
-        if len(digits) > _MOST_DIGITS:
-            raise refusal_at(text, at, f"{letters} with {len(digits)} digits cannot be meant")
-        letter, size = _OLD_NAMES.get(letters, letters), int(digits)
-        if letter not in allowed or len(letter) != 1:
-            raise refusal_at(text, at, f"{where} has no dimension {letters!r}: it has {', '.join(allowed)}")
-        if letter in sizes:
-            raise refusal_at(text, at, f"{where} has {letters!r} twice")
-        if size < 1:
-            raise refusal_at(text, at, f"{token} is no size: at least 1")
-        sizes[letter] = size
+    for letters, digits in re.findall(r"([a-z]+)([0-9]+)", dims, re.IGNORECASE):
+        letter = "t" if letters == "m" else letters
+        if len(letter) != 1 or letter not in allowed:
+            raise PlanRefusedError(f"{part} has no dimension {letters!r}: it may have {', '.join(allowed)}")
+        if letter in sizes or int(digits) < 1:
+            why = f"{letter!r} twice" if letter in sizes else f"{letters}{digits}, which is no size"
+            raise PlanRefusedError(f"{part} has {why}")
+        sizes[letter] = int(digits)
     return sizes
 
 
-def _check_names(text: str, groups: tuple[tuple[Component, ...], ...]) -> None:
+def _check(groups: list[list[Component]]) -> None:
+    """Those that share GPUs have as many ranks, and names are there where they are needed, each once."""
     members = [member for group in groups for member in group]
+    for first, *others in groups:
+        for other in others:
+            if other.parallel.world != first.parallel.world:
+                raise PlanRefusedError(
+                    f"what shares GPUs has as many ranks: {first.title} has {first.parallel.world}, "
+                    f"{other.title} {other.parallel.world}"
+                )
     names = [member.name for member in members if member.name is not None]
     if twice := {name for name in names if names.count(name) > 1}:
-        name = min(twice)
-        *_, last = re.finditer(rf"\[\s*({re.escape(name)})\s*\]", text)
-        raise refusal_at(text, last.start(1), f"two components are called {name}")
+        raise PlanRefusedError(f"two components are called {min(twice)}")
     if len(members) > 2 and len(names) < len(members):
-        raise refusal_at(text, 0, "of three components and more each has a name, such as fsdp[actor]:d4")
+        raise PlanRefusedError("of three components and more each has a name, such as fsdp[actor]:d4")

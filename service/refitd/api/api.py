@@ -80,7 +80,6 @@ def build_api(service: Service) -> FastAPI:
     app.state.waiting = WaitingRequests()
     app.state.feed = Feed(service.store)
     app.state.history = log.PastUpdates()
-    app.state.version_pages = versions.VersionPages()
     leader = service.leader
     led = None if leader is None else GroupLead(address=leader.address, since=leader.since, epoch=leader.epoch)
     app.state.fragments = Fragments()

@@ -28,7 +28,6 @@ from refitd_client.contract.states import VersionState, WaitOutcome
 from refitd_client.contract.wire import MAX_BARRED, Attempt, Notice, Page, Version, VersionPage, WaitResult
 
 MANY_ENGINES = 100
-_PAGES_KEPT = 4
 _CLIENT_LOOK_SECONDS = 1.0  # between looks at whether a client still waits
 
 router = APIRouter(prefix="/v1", tags=["versions"])
@@ -44,49 +43,24 @@ async def announce(notice: Notice, service: ServiceOf, response: Response) -> Ve
     return presented(service, record)
 
 
-class VersionPages:
-    """The last pages of versions that were read from the journal. One is good until a version, update or run changes.
+async def _read(
+    journal: Journal, run: str | None, state: VersionState | None, before: tuple[int, int, int] | None, limit: int
+) -> list[VersionRecord]:
+    """Versions as `rows.read_versions` has them, with all that anyone was told before this call.
 
-    Those who watch ask for the same page again and again, and in an update of many engines a thread that reads it waits
-    for the interpreter longer than the rest of the answer takes.
+    Raises:
+        JournalError: what was told is not on disk yet, or the database does not answer.
     """
-
-    def __init__(self) -> None:
-        self._pages: dict[tuple[object, ...], tuple[int, list[VersionRecord]]] = {}
-
-    async def read(
-        self,
-        journal: Journal,
-        *,
-        run: str | None,
-        state: VersionState | None,
-        before: tuple[int, int, int] | None,
-        limit: int,
-    ) -> list[VersionRecord]:
-        """Versions as `rows.read_versions` has them, with all that anyone was told before this call.
-
-        Raises:
-            JournalError: what was told is not on disk yet, or the database does not answer.
-        """
-        page, as_of = (run, state, before, limit), journal.told  # before the wait: what is told meanwhile may be missed
-        await journal.durable(told=True)
-        kept = self._pages.pop(page, None)
-        if kept is None or kept[0] != as_of:
-            found = await asyncio.to_thread(
-                journal.read,
-                lambda connection: rows.read_versions(connection, run=run, state=state, before=before, limit=limit),
-            )
-            kept = as_of, found
-        self._pages[page] = kept
-        if len(self._pages) > _PAGES_KEPT:
-            del self._pages[next(iter(self._pages))]
-        return kept[1]
+    await journal.durable(told=True)
+    return await asyncio.to_thread(
+        journal.read,
+        lambda connection: rows.read_versions(connection, run=run, state=state, before=before, limit=limit),
+    )
 
 
 @router.get("/versions", response_model=VersionPage)
 async def list_versions(
     service: ServiceOf,
-    request: Request,
     run: str | None = None,
     state: str | None = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
@@ -103,10 +77,8 @@ async def list_versions(
     `engines=false` leaves the engines of each version out: with a thousand they are most of the answer, and the
     overview has them once.
     """
-    wanted, before = _state(state), decode_cursor(cursor)
-
-    pages: VersionPages = request.app.state.version_pages
-    found = await pages.read(service.store.journal, run=run, state=wanted, before=before, limit=limit + 1)
+    wanted, journal = _state(state), service.store.journal
+    found = await _read(journal, run, wanted, decode_cursor(cursor), limit + 1)
     more, order = None, service.store.list_order
     if len(found) > limit:
         last = found[limit - 1]
@@ -124,8 +96,7 @@ async def list_versions(
         page["begins"] = service.store.runs.begins(run, service.store.index.newest_of(run))
         page["on_hosts"] = newest_elsewhere(run, service)
     if run is not None and wanted is VersionState.SEALED:  # as followers ask
-        gone = VersionState.DELETED
-        deleted = await pages.read(service.store.journal, run=run, state=gone, before=None, limit=MAX_BARRED)
+        deleted = await _read(journal, run, VersionState.DELETED, None, MAX_BARRED)
         page["barred"] = [record.id for record in deleted if record.barred]
     return Response(msgspec.json.encode(page), media_type="application/json")
 

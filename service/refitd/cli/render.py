@@ -29,13 +29,6 @@ from refitd_client.contract.states import (
 )
 from refitd_client.contract.wire import Engine, Event, Explanation, Version, WaitResult
 
-# A table in which nothing is broken: columns are as wide as what is in them, and words go beneath their row where they
-# do not fit beside it.
-#
-# Rich's own tables share the terminal's width among all columns: at 80 of them an id is broken in two, numbers lose
-# digits, and a reason becomes a column of twelve characters and thirteen lines. Nor are lines filled up with spaces.
-
-
 GAP = "  "
 INDENT = 4  # columns, of words beneath their row
 
@@ -49,7 +42,10 @@ class _Row:
 class Table:
     """Rows under titles. Columns in `right` are aligned to the right; `words` titles the last, free column, if any.
 
-    With `cut` each row is one line, which ends at the edge of the window; without it a row that is wider goes on below.
+    Columns are as wide as what is in them, and words go beneath their row where they do not fit beside it. Rich's own
+    tables share the terminal's width among all columns: at 80 of them an id is broken in two, numbers lose digits, and
+    a reason becomes a column of twelve characters and thirteen lines. With `cut` each row is one line, which ends at
+    the edge of the window; without it a row that is wider goes on below.
     """
 
     def __init__(self, *titles: str, right: Collection[str] = (), words: str | None = None, cut: bool = False) -> None:
@@ -58,7 +54,6 @@ class Table:
         self._rows = [_Row(tuple(Text(title) for title in titles), None if words is None else Text(words))]
 
     def add_row(self, *cells: str | Text, words: str | Text | None = None) -> None:
-        """One row, a cell for each title."""
         told = None if words is None else _text(words)
         self._rows.append(_Row(tuple(_text(cell) for cell in cells), told))
 
@@ -123,7 +118,6 @@ _LOOKS: Mapping[Standing, tuple[str, str]] = {
 
 
 def shown_standing(standing: Standing) -> Text:
-    """Shape and word."""
     shape, style = _LOOKS[standing]
     return Text(f"{shape} {standing}", style=style)
 
@@ -372,7 +366,6 @@ def proof_of(engine: Engine) -> Text:
 
 
 def how_it_loads(engine: Engine) -> str:
-    """Who carries out its loads. Why it is not the plugin, `refitd explain` says."""
     if engine.host is not None:
         return "host"
     if engine.plugin is None:
@@ -426,7 +419,6 @@ def steps_behind(engine: Engine, target: str | None) -> str:
 
 
 def explanation(explained: Explanation) -> Text:
-    """Sentences, the most important first."""
     return Text("\n").join(cell(sentence) for sentence in explained.sentences)
 
 
@@ -454,7 +446,6 @@ def served_by(version: Version) -> str:
 
 
 def size(count: int | None) -> str:
-    """Bytes for people; a dash where they are not known."""
     return NOTHING if count is None else size_of(count)
 
 
@@ -484,7 +475,6 @@ def told(text: str, width: int | None, begin: str, style: str = "") -> list[Text
 
 
 def cell(text: str | None) -> Text:
-    """The text of a cell; a dash where there is none."""
     return Text(clean(text) if text else NOTHING)
 
 

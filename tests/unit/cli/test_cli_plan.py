@@ -68,15 +68,6 @@ def test_counts_do_in_place_of_a_string() -> None:
     assert made["memory"] is None
 
 
-def test_an_error_points_at_the_character() -> None:
-    shown = refitd("plan", "sglang-d1", "--gpus-per-node", "1")
-    assert shown.exit_code == 2
-    assert "  sglang-d1\n        ^" in shown.output
-    problem = msgspec.json.decode(refitd("plan", "sglang-d1", "--gpus-per-node", "1", "--json").stdout)
-    assert problem["status"] == 400
-    assert "character 7" in problem["detail"]
-
-
 @pytest.mark.parametrize(
     ("flags", "names"),
     [

@@ -1,4 +1,4 @@
-"""Allocation strings: both of AReaL's grammars are read, and what cannot be read is pointed at."""
+"""Allocation strings: both of AReaL's grammars are read, and what cannot be read is named."""
 
 import pytest
 
@@ -42,35 +42,32 @@ def test_counts_say_the_same_as_a_string() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "position", "names"),
+    ("text", "named"),
     [
-        ("sglang-d1p1t1+d1p1t1", 7, "':'"),
-        ("sglang:d1+", 11, "dimensions"),
-        ("sglang:d1+fsdp:(attn:d1|ffn:e1)", 17, "megatron"),
-        ("sglang:d1+megatron:(attn:d1|ffn:e1", 35, "')'"),
-        ("sglang:d0+d1", 8, "d0"),
-        ("sglang:d1c2+d1", 10, "'c'"),
-        ("sglang:d1d2+d1", 10, "twice"),
-        ("trt:d1+d1", 1, "archon, fsdp, megatron, sglang, vllm"),
-        ("sglang:d1|fsdp:d2", 11, "as many ranks"),
-        ("sglang[a]:d1+fsdp[a]:d1", 19, "called a"),
-        ("sglang[d]:d1+fsdp[d]:d1", 19, "called d"),
-        ("sglang:d1+fsdp:d1+fsdp:d1", 1, "has a name"),
-        ("sglang:d4+megatron:(attn:d1p2t2|ffn:d1p2e4)", 37, "other ranks"),
-        ("sglang:d4+megatron:(attn:d1p2t2|ffn:p4)", 37, "pipelines are one"),
-        ("sglang:d4+megatron:d3e2", 20, "e2"),
-        (f"sglang:d{'9' * 5000}+d1", 8, "digits"),
-        ("sglang:d1é+d1", 10, "'+'"),
+        ("sglang-d1p1t1+d1p1t1", "does not parse at 'sglang-d1p1t1"),
+        ("sglang:d1+", "does not parse at ''"),
+        ("sglang:d1+fsdp:(attn:d1|ffn:e1)", "use megatron"),
+        ("sglang:(attn:d1|ffn:e1)+d1", "sglang has no parts for attention and experts"),
+        ("sglang:d1+megatron:(attn:d1|ffn:e1", "does not parse at"),
+        ("sglang:d0+d1", "sglang:d0 has d0, which is no size"),
+        ("sglang:d1c2+d1", "no dimension 'c'"),
+        ("sglang:d1d2+d1", "'d' twice"),
+        ("trt:d1+d1", "archon, fsdp, megatron, sglang, vllm"),
+        ("sglang:d1|fsdp:d2", "as many ranks"),
+        ("sglang[a]:d1+fsdp[a]:d1", "called a"),
+        ("sglang:d1+fsdp:d1+fsdp:d1", "has a name"),
+        ("sglang:d4+megatron:(attn:d1p2t2|ffn:d1p2e4)", "other ranks"),
+        ("sglang:d4+megatron:(attn:d1p2t2|ffn:p4)", "pipelines are one"),
+        ("sglang:d4+megatron:d3e2", "megatron:d3e2: e2 does not divide"),
+        (f"sglang:d{'9' * 5000}+d1", "does not parse at '999"),
+        ("sglang:d1é+d1", "does not parse at 'é"),
     ],
 )
-def test_an_error_points_at_the_character(text: str, position: int, names: str) -> None:
+def test_what_does_not_parse_or_cannot_be_is_named(text: str, named: str) -> None:
     with pytest.raises(PlanRefusedError) as refused:
         parse(text)
-    sentence, shown, caret = str(refused.value).split("\n")
-    assert f"(character {position})" in sentence
-    assert names in sentence
-    assert shown == f"  {text}"
-    assert caret == f"  {' ' * (position - 1)}^"
+    assert named in str(refused.value)
+    assert len(str(refused.value)) < 400
 
 
 @pytest.mark.parametrize("text", ["", "  ", "sglang:d4", "d4", "sglang:d999999+d1"])

@@ -13,7 +13,7 @@ from playwright.async_api import Page, expect
 from refitd.api.api import build_api
 from refitd.api.context import Service
 from refitd.clock import SystemClock
-from refitd.policy.lines import KeptFor
+from refitd.policy.lines import KeptKind
 from refitd.settings import Settings
 from refitd.state.journal.journal import Journal
 from refitd.state.records import AttemptRecord
@@ -35,7 +35,7 @@ REJECTED = VERSIONS - 5
 class _Plan:
     """Keeps everything, for as many reasons as there are engines."""
 
-    kept: ClassVar[dict[KeptFor, int]] = {}
+    kept: ClassVar[dict[KeptKind, int]] = {}
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -203,10 +203,10 @@ class StoreCollector(Collector):
         held = sum(version.files.bytes or 0 for version in self._store.versions.values())
         yield GaugeMetricFamily("refitd_held_bytes", "Bytes of versions on disk", value=held)
         family = GaugeMetricFamily(
-            "refitd_kept_bytes", "Bytes in the root by what they are kept for, as of the last sweep", labels=["why"]
+            "refitd_kept_bytes", "Bytes in the root by what they are, as of the last sweep", labels=["what"]
         )
-        for why, size in self._service.sweeper.kept.items():
-            family.add_metric([why.value], size)
+        for what, size in self._service.sweeper.kept.items():
+            family.add_metric([what.value], size)
         yield family
 
 

@@ -1,19 +1,13 @@
-"""The lines of a reclaim plan, from verdicts and outcomes to what the API says. Pure.
+"""The lines of a reclaim plan, from verdicts and outcomes to what the API says. Pure."""
 
-`bytes_by_reason` gives each line one word for a graph: its strongest reason.
-"""
-
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from enum import StrEnum
 
 from refitd.policy.holdings import Holdings, Weight
 from refitd.policy.keep import KeepVerdict
-from refitd.policy.leases import Lease, LeaseKind
 from refitd.root.scan import Incoming
-from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import INCOMING_PREFIX, SERVICE_FOLDER, SLOTS, TRASH
-from refitd_client.contract.states import VersionState
 from refitd_client.contract.wire import Reclaimable, ReclaimPlan
 
 TRASH_PATH = f"{SERVICE_FOLDER}/{TRASH}"
@@ -110,16 +104,10 @@ def plan_of(lines: list[Reclaimable], budget: int | None, *, done: bool) -> Recl
     )
 
 
-class KeptFor(StrEnum):
-    """Why bytes stay, the strongest reason first."""
+class KeptKind(StrEnum):
+    """What the bytes in a root are."""
 
-    READ = "read"  # an engine serves it, loads it, or may still be reading it
-    TARGET = "target"  # engines are on their way to it, or would be brought back to it
-    PINNED = "pinned"
-    UNDECIDED = "undecided"  # it has no verdict yet
-    EVIDENCE = "evidence"  # REJECTED or LOST, for a limited time
-    RULE = "rule"  # the keep rules: the newest ones, every Nth, what a kept delta leads from
-    GOING = "going"  # not needed, and it could not be deleted yet
+    VERSION = "version"
     INCOMING = "incoming"  # a publisher is writing it, or left it behind
     SLOT = "slot"  # old files that a publisher may write the next version into
     COPY = "copy"  # a model that deltas are applied to
@@ -127,46 +115,21 @@ class KeptFor(StrEnum):
     FOREIGN = "foreign"  # not refitd's to delete; counts in no disk budget
 
 
-_READ = frozenset({LeaseKind.SERVING, LeaseKind.LOADING, LeaseKind.UNPROVEN, LeaseKind.NAMED})
-_UNDER_WAY = frozenset({LeaseKind.VALIDATING})
-
-
-def bytes_by_reason(
-    lines: Iterable[Reclaimable], versions: Mapping[str, VersionRecord], leases: Mapping[str, Sequence[Lease]]
-) -> dict[KeptFor, int]:
-    """Add up the lines of a sweep that are kept. `versions` are those that its lines name, as they are now."""
-    found = dict.fromkeys(KeptFor, 0)
+def bytes_by_kind(lines: Iterable[Reclaimable]) -> dict[KeptKind, int]:
+    """Add up the lines of a sweep that are kept."""
+    found = dict.fromkeys(KeptKind, 0)
     for line in lines:
-        found[KeptFor.FOREIGN] += line.foreign_bytes
-        counted = (line.bytes or 0) - line.foreign_bytes
-        if not line.keep or not counted:
-            continue
-        if line.version is None:
-            found[_kind_of(line.path)] += counted
-        elif (record := versions.get(line.version)) is not None:
-            found[_why(record, leases.get(record.id, ()))] += counted
+        found[KeptKind.FOREIGN] += line.foreign_bytes
+        if line.keep:
+            found[_kind_of(line)] += (line.bytes or 0) - line.foreign_bytes
     return found
 
 
-def _kind_of(path: str) -> KeptFor:
-    """What a line without a version is about."""
-    if path == TRASH_PATH:
-        return KeptFor.TRASH
-    if path.rpartition("/")[2].startswith(INCOMING_PREFIX):
-        return KeptFor.INCOMING
-    return KeptFor.SLOT if path.startswith(f"{SERVICE_FOLDER}/{SLOTS}/") else KeptFor.COPY
-
-
-def _why(record: VersionRecord, leases: Sequence[Lease]) -> KeptFor:
-    kinds = {lease.kind for lease in leases}
-    if kinds & _READ:
-        return KeptFor.READ
-    if kinds - _UNDER_WAY:
-        return KeptFor.TARGET
-    if record.pinned:
-        return KeptFor.PINNED
-    if record.state.is_open:
-        return KeptFor.UNDECIDED
-    if record.state.is_bad:
-        return KeptFor.EVIDENCE
-    return KeptFor.RULE if record.state is VersionState.SEALED else KeptFor.GOING
+def _kind_of(line: Reclaimable) -> KeptKind:
+    if line.version is not None:
+        return KeptKind.VERSION
+    if line.path == TRASH_PATH:
+        return KeptKind.TRASH
+    if line.path.rpartition("/")[2].startswith(INCOMING_PREFIX):
+        return KeptKind.INCOMING
+    return KeptKind.SLOT if line.path.startswith(f"{SERVICE_FOLDER}/{SLOTS}/") else KeptKind.COPY

@@ -163,6 +163,10 @@ class Books:
         """Make a version DELETED: its folder is gone from its place."""
         self._store.put_version(replace(record, state=VersionState.DELETED), "deleted")
 
+    def sized(self, version: str, size: int) -> None:
+        """Remember how many bytes the folder of a version takes that was not found good."""
+        self._store.put_version(self._store.versions[version].having(bytes=size))
+
     def aged(self, version: str, seconds: float) -> None:
         """Remember for how many seconds a version has been evidence."""
         self._store.put_version(self._store.versions[version].having(bad_for=seconds))

@@ -33,8 +33,8 @@ from refitd.policy.holdings import Found, Holdings, Weight, Weights, wants_look,
 from refitd.policy.keep import SPARED, KeepRules, KeepVerdict, before_their_bases, keep, standing_on
 from refitd.policy.leases import leases, why_not_deleted
 from refitd.policy.lines import (
-    KeptFor,
-    bytes_by_reason,
+    KeptKind,
+    bytes_by_kind,
     incoming_line,
     left_line,
     over_budget,
@@ -102,7 +102,7 @@ class Sweeper:
         copies: CopySweep | None = None,
     ) -> None:
         """Do nothing yet. Without `slots` nothing is recycled."""
-        self.kept: Mapping[KeptFor, int] = dict.fromkeys(KeptFor, 0)
+        self.kept: Mapping[KeptKind, int] = dict.fromkeys(KeptKind, 0)
         self._copies = copies
         self._folders = folders
         self._books = books
@@ -149,7 +149,7 @@ class Sweeper:
                 emptied = await self._folders.empty()
                 self._stuck = (await self._folders.trash_room())[0] if emptied.left else 0
             self._seen = seen = await self._observe(listing)
-            self._write_ages()
+            self._write_sizes_and_ages()
             lines = [await self._settle_incoming(each) for each in seen.incoming]  # before anything that a run needs
             planned = {verdict.record.id: verdict for verdict in self._verdicts(listing, seen)}
             turns = before_their_bases([verdict.record for verdict in planned.values()])
@@ -162,13 +162,12 @@ class Sweeper:
                 await self._folders.forget_manifests([version.path for version in self._books.versions()])
                 emptied = await self._folders.empty()
                 lines += trash_lines(*await self._folders.trash_room(), emptied.left)
-            versions = {version.id: version for version in self._books.versions()}
-            self.kept = bytes_by_reason(lines, versions, leases(self._books.views()))
+            self.kept = bytes_by_kind(lines)
             done = plan_of(lines, self._rules.disk_budget, done=True)
             now, fault = self._clock.monotonic(), over_budget(done)
             self._over_since = None if fault is None else now if self._over_since is None else self._over_since
             is_late = self._over_since is not None and now - self._over_since >= OVER_BUDGET_FOR
-            good = [v for v in versions.values() if v.state is VersionState.SEALED and not self._rules.spares(v)]
+            good = [v for v in self._books.versions() if v.state is VersionState.SEALED and not self._rules.spares(v)]
             largest = max((version.files.bytes or 0 for version in good), default=0)
             never_fits = too_small(done, largest, await self._folders.free())
             self._books.budgeted(never_fits or (fault if is_late else None))
@@ -205,13 +204,17 @@ class Sweeper:
         there = ((path, found.get(path)) for path in left)
         return _Seen(weights, incoming, [(path, each) for path, each in there if isinstance(each, Holdings)])
 
-    def _write_ages(self) -> None:
-        """Write down ages, so that a service that restarts goes on from there. The age of a version that becomes
-        evidence for a second time begins at 0.
+    def _write_sizes_and_ages(self) -> None:
+        """Write down sizes and ages, so that a service that restarts goes on from there. The age of a version that
+        becomes evidence for a second time begins at 0.
         """
         versions = self._books.versions()
         ages = self._ages(versions)
         for version in versions:
+            size = self._seen.weight(version).bytes
+            is_sized_here = version.state in {VersionState.REJECTED, VersionState.UNKNOWN}
+            if is_sized_here and size is not None and size != version.files.bytes:
+                self._books.sized(version.id, size)
             age = ages.get(version.id, 0.0)
             if age - version.verdict.bad_for >= AGE_STEP or age < version.verdict.bad_for:
                 self._books.aged(version.id, age)

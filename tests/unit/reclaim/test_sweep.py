@@ -62,6 +62,9 @@ class World:
     def gone(self) -> set[str]:
         return self.deleted_ids
 
+    def sized(self, version: str, size: int) -> None:
+        self.records[version] = self.records[version].having(bytes=size)
+
     def aged(self, version: str, seconds: float) -> None:
         self.records[version] = self.records[version].having(bad_for=seconds)
 
@@ -313,6 +316,9 @@ async def test_what_a_version_takes_is_seen_at_its_folder_whatever_its_state(wor
     world.add(9, state)
     world.records[v(9)] = world.records[v(9)].having(bytes=None)
     assert line(await sweeper(world).plan(), 9).bytes == SIZE
+    await sweeper(world).run()
+    remembered = {VersionState.REJECTED, VersionState.UNKNOWN}
+    assert v(9) not in world.records or (world.records[v(9)].files.bytes == SIZE) is (state in remembered)
 
 
 async def test_two_versions_in_one_folder_take_its_room_once(world: World) -> None:

@@ -56,6 +56,9 @@ class World:
     def gone(self) -> set[str]:
         return set()
 
+    def sized(self, version: str, size: int) -> None:
+        self.records[version] = self.records[version].having(bytes=size)
+
     def aged(self, version: str, seconds: float) -> None:
         self.records[version] = self.records[version].having(bad_for=seconds)
 

@@ -38,12 +38,10 @@ from refitd.engine.http import PROBE_SECONDS, CallFailure, NoReply, Reply, Trans
 from refitd.engine.kind import EngineServer
 from refitd.engine.port import (
     UNTOLD,
-    Coming,
+    EnginePort,
     Obstacle,
-    Offered,
     Outcome,
     Process,
-    RankProof,
     Reached,
     Refit,
     Stage,
@@ -93,7 +91,6 @@ class ListedAdapter:
 
     @property
     def order(self) -> Order:
-        """The version's place in its run."""
         return _order(self.label)
 
 
@@ -135,7 +132,7 @@ class _Cards(msgspec.Struct):
     data: list[_Card]
 
 
-class NamedAdapters(ABC):
+class NamedAdapters(EnginePort, ABC):
     """The adapters `name-v<label>` of one server, `keep` at a time; others are left alone. Kinds of servers differ in
     the calls that load, unload and prove.
 
@@ -289,21 +286,6 @@ class NamedAdapters(ABC):
             return Refit(outcome=Outcome.UNREACHABLE, resumed=True, reason=reason)
         return None
 
-    async def prefetch(self, version: Coming | Offered) -> Sequence[RankProof]:
-        """See `EnginePort`. A load pauses nothing, so nothing is gained before it."""
-        return ()
-
-    async def cancel_prefetch(self) -> None:  # noqa: B027 - it is all that there is to do
-        ...
-
-    async def resume(self) -> bool:
-        """See `EnginePort`. It was never paused."""
-        return True
-
-    async def fingerprint(self, alike: str | None = None) -> str | None:
-        """See `EnginePort`. A server's checksums are of the model alone."""
-        return None
-
     async def trial(self, label: str) -> str | None:
         """See `EnginePort`. Only the adapter of this label answers to its name."""
         answer = await self._scores(f"{self._name}-v{label}")
@@ -358,7 +340,6 @@ class NamedAdapters(ABC):
         return doubt
 
     def _here(self, path: str) -> Path:
-        """A folder of the server's as the service sees it."""
         there = self._root_there.rstrip("/") + "/"
         return self._root / path.removeprefix(there) if self._root and path.startswith(there) else Path(path)
 
@@ -430,7 +411,6 @@ def _changes_nothing(folder: Path) -> bool:
 
 
 def _is_same(folder: Path, other: Path) -> bool:
-    """Whether two folders hold one adapter."""
     return _scale(folder) == _scale(other) and _tensors(folder) == _tensors(other)
 
 

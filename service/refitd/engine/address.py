@@ -124,15 +124,12 @@ class AllowList:
 
     @property
     def is_set(self) -> bool:
-        """Whether the operator said anything."""
         return bool(self.patterns or self.networks)
 
     def names(self, host: str) -> bool:
-        """Whether a pattern matches the host's name."""
         return any(fnmatchcase(host.lower().rstrip("."), pattern) for pattern in self.patterns)
 
     def holds(self, address: Address) -> bool:
-        """Whether the address is in one of the networks."""
         return any(address in network for network in self.networks)
 
 

@@ -16,7 +16,7 @@ Its engines are paused and resumed by the host alone.
 """
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
@@ -24,11 +24,8 @@ from refitd.clock import Clock
 from refitd.engine.fingerprints import comparable
 from refitd.engine.http import TRIAL_SECONDS
 from refitd.engine.port import (
-    ChangeCheck,
-    Coming,
-    Offered,
+    EnginePort,
     Outcome,
-    RankProof,
     Reached,
     Refit,
     Stage,
@@ -50,8 +47,6 @@ FIX = "look at the service there: it reports to what its --follow names, and its
 
 
 class Signal(Protocol):
-    """As `refitd.state.observer.Notifier`."""
-
     count: int
 
     def notify(self) -> None: ...
@@ -90,7 +85,6 @@ class HostLine:
         self.heard.notify()
 
     def refuse(self, why: str) -> None:
-        """A report in its name was refused."""
         if self._refusal is None or self._refusal[1] != why:
             self._refusal = self.clock.now(), why
 
@@ -143,9 +137,7 @@ class HostLine:
         return self.trial.number
 
 
-class RefitdEngine:
-    """One host behind the `Engine` port."""
-
+class RefitdEngine(EnginePort):
     def __init__(self, line: HostLine, *, root: str, load_timeout: float = 600.0) -> None:
         """Say nothing yet. `root`: versions that it serves are named by their paths in this folder. `load_timeout`:
         seconds that its engines may take, after the last byte that it pulled; and its check before.
@@ -221,12 +213,6 @@ class RefitdEngine:
         text = f"{reason}; and not all of its engines serve what they served before: {back.order_reason}"
         return Refit(outcome=Outcome.TAINTED, resumed=False, reason=text)
 
-    async def prefetch(self, version: Coming | Offered) -> Sequence[RankProof]:
-        """See `Engine`. A host pulls what is sealed by itself."""
-        return ()
-
-    async def cancel_prefetch(self) -> None: ...
-
     async def fingerprint(self, alike: str | None = None) -> str | None:
         told = self._line.here
         return None if told is None else told.proof
@@ -244,16 +230,6 @@ class RefitdEngine:
             return f"the host {self._line.name} has not tried its engines within {TRIAL_SECONDS:g} s"
         finally:
             self._line.trial = None
-
-    async def resume(self) -> bool:
-        """See `Engine`. The host resumes its engines by itself."""
-        return True
-
-    async def check_changes(self) -> ChangeCheck:
-        """See `Engine`. It asks by itself."""
-        return ChangeCheck()
-
-    async def aclose(self) -> None: ...
 
     def _is_taken(self, told: Following, version: str | None) -> bool:
         """Whether the host has heard what was ordered last."""

@@ -69,7 +69,6 @@ class Reply:
 
     @property
     def ok(self) -> bool:
-        """A status of 2xx."""
         return 200 <= self.status < 300
 
     @property
@@ -100,7 +99,6 @@ class Reply:
 
     @property
     def text(self) -> str:
-        """The first 2,000 characters of the body."""
         return self.body[:2000].decode(errors="replace")
 
     @property
@@ -126,7 +124,6 @@ class Reply:
 
     @property
     def short_message(self) -> str:
-        """At most 500 characters of the message, in one line."""
         return one_line(self.message[:_SHORT_MESSAGE])
 
 
@@ -237,21 +234,17 @@ class Transport:
         self._guard = guard
 
     async def get(self, path: str, within: float, *, most: int = MAX_BODY_BYTES) -> Reply | NoReply:
-        """Send a GET with the key for reads. Gives up after `within` seconds, or `most` bytes of a body."""
         return await self._call("GET", path, None, self._read, within, most)
 
     async def post(
         self, path: str, body: dict[str, Any], within: float, *, most: int = MAX_BODY_BYTES
     ) -> Reply | NoReply:
-        """Send a POST with the key for changes. Gives up after `within` seconds, or `most` bytes of a body."""
         return await self._call("POST", path, body, self._change, within, most)
 
     async def put(self, path: str, body: dict[str, Any], within: float) -> Reply | NoReply:
-        """Send a PUT with the key for changes: doctor asks a hub whether it takes reports."""
         return await self._call("PUT", path, body, self._change, within)
 
     async def ask(self, path: str, body: dict[str, Any], within: float) -> Reply | NoReply:
-        """Send a POST that changes nothing, with the key for reads. Gives up after `within` seconds."""
         return await self._call("POST", path, body, self._read, within)
 
     async def _call(
@@ -292,7 +285,6 @@ class Transport:
             connection.close()
 
     async def _way(self) -> Connect[EngineConnection]:
-        """How to connect to an address of the server."""
         if not self._is_tls:
             return lambda address: connect_in_the_clear(address, self._port)
         context = await asyncio.to_thread(in_use().context)

@@ -1,14 +1,13 @@
 """The port to refitd's code inside an engine's process, the plugin; and the lease by which a service leads engines.
 
-A server without the plugin loads by itself: `NoPlugin`. The ring that has the plugin registers what finds it.
+A server without the plugin loads by itself. The ring that has the plugin registers what finds it.
 """
 
 import os
-import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from refitd.engine.port import Coming, LoaderUse, Offered, RankProof, Target
 from refitd.parts import registered
@@ -19,52 +18,25 @@ from refitd_client.files.plain_file import read_plain
 if TYPE_CHECKING:
     from refitd.engine.kind import EngineAccess
 
-LEASE_SECONDS = 30.0  # longer where engines are asked more seldom
-PROBES = 5  # that a lease outlasts at least
+LEASE_SECONDS = 30.0  # at least
+PROBES = 5  # that a lease outlasts
 _ID_FILE = "id"
 _ID_BYTES = 64  # bytes
 
 
-def _often() -> float:
-    return 0.0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leads:
-    """A lease: who leads, and for how many seconds at least. `apart` says how many seconds the service lets pass now
-    between two looks at an engine that is at rest.
-    """
+    """A lease: who leads, and for how many seconds one lasts that is taken or renewed now."""
 
     owner: Owner
-    seconds: float = LEASE_SECONDS
-    apart: Callable[[], float] = _often
-
-    @property
-    def lasts(self) -> float:
-        """Seconds that a lease lasts that is taken or renewed now."""
-        return max(self.seconds, PROBES * self.apart())
+    lasts: Callable[[], float] = field(default=lambda: LEASE_SECONDS, compare=False)
 
 
-def leads_of(root: Path, state_folder: Path, probe_interval: float, apart: Callable[[], float] = _often) -> Leads:
-    """Return the lease of the service of a root. Its name is kept in the state folder, made once. Blocks.
-    `state_folder`: the service's own. `probe_interval`: seconds between two looks at an engine, as the operator wants.
-
-    Raises:
-        OSError: the folder cannot be read or written.
-    """
-    return leads_as(root, _name(state_folder), 0, probe_interval, apart)
-
-
-def leads_as(root: Path, service: str, epoch: int, probe_interval: float, apart: Callable[[], float] = _often) -> Leads:
-    """Return the lease of a service of this name. `epoch`: of the group that it leads; 0 for a service alone."""
-    owner = Owner(service=service, root=str(root), host=socket.gethostname(), pid=os.getpid(), epoch=epoch)
-    return Leads(owner=owner, seconds=max(LEASE_SECONDS, PROBES * probe_interval), apart=apart)
-
-
-def _name(folder: Path) -> str:
-    path = folder / _ID_FILE
+def service_name(state_folder: Path) -> str:
+    """Return the name of the service that has this folder, made once. Blocks; raises OSError."""
+    path = state_folder / _ID_FILE
     if not path.is_file():
-        replace_file(path, f"{os.urandom(16).hex()}\n".encode(), by=folder / f".{_ID_FILE}-{os.getpid()}")
+        replace_file(path, f"{os.urandom(16).hex()}\n".encode(), by=state_folder / f".{_ID_FILE}-{os.getpid()}")
     return read_plain(path, _ID_BYTES).decode(errors="replace").strip()
 
 
@@ -80,7 +52,6 @@ class Launch:
 
     @property
     def seats(self) -> int:
-        """How many processes hold weights."""
         return self.ranks * (self.dp_ranks if self.spread else 1)
 
 
@@ -107,121 +78,79 @@ class Unprepared:
 Preparation = Prepared | PrepareRefused | Unprepared
 
 
-class PluginPort(Protocol):
-    """The plugin in one engine. No call raises for what an engine does.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginSeen:
+    """What the last look at a server's plugin has found.
 
-    What it says can only make an update shorter, or spare the engine one that it would refuse: what the engine serves
-    is said by the answer to the update itself.
+    Attributes:
+        release: the plugin's; None where the server itself loads.
+        reason: why the server itself loads.
+        takes_offers: whether the engine can load from the memory of a trainer on its host.
+        receivers: its ranks that can receive weights over a process group, without the engine's id.
+        proves: whether its ranks can prove versions with their GPUs.
+        loader: what the plugin does not copy by itself.
+        led_by: which other service leads the engine, as a sentence.
     """
 
-    @property
-    def release(self) -> str | None:
-        """The plugin's release; None where the server itself loads."""
-        ...
+    release: str | None = None
+    reason: str | None = None
+    takes_offers: bool = False
+    receivers: tuple[Receiver, ...] = ()
+    proves: bool = False
+    loader: LoaderUse | None = None
+    led_by: str | None = None
 
-    @property
-    def takes_offers(self) -> bool:
-        """Whether the engine can load from the memory of a trainer on its host."""
-        ...
 
-    @property
-    def receivers(self) -> tuple[Receiver, ...]:
-        """Its ranks that can receive weights over a process group, without the engine's id."""
-        ...
+class Plugin:
+    """The plugin in one engine; as it is here, that of a server that loads by itself. No call raises for what an engine
+    does.
 
-    @property
-    def proves(self) -> bool:
-        """Whether its ranks can prove versions with their GPUs."""
-        ...
+    What the plugin says can only make an update shorter, or spare the engine one that it would refuse: what the engine
+    serves is said by the answer to the update itself.
 
-    @property
-    def reason(self) -> str | None:
-        """Why the server itself loads."""
-        ...
+    Attributes:
+        seen: what the last look has found.
+    """
 
-    @property
-    def loader(self) -> LoaderUse | None:
-        """What the plugin does not copy by itself, as of the last handshakes."""
-        ...
-
-    @property
-    def led_by(self) -> str | None:
-        """Which other service leads the engine, as a sentence."""
-        ...
+    seen = PluginSeen(reason="this refitd is installed without its plugin")
 
     def vouches_for(self, target: Target) -> bool:
         """Whether the answer to a load will say what the engine holds after it."""
-        ...
+        return self.seen.release is not None and (target.files is not None or target.offered is not None)
 
     async def look(self, launch: Launch, *, anew: bool = False) -> None:
         """Find the ranks of the engine that was started so. `anew`: whatever was found just now."""
-        ...
 
     async def prefetch(self, version: Coming | Offered) -> Sequence[RankProof]:
         """Have a version prepared before the service has checked it; return what the ranks prove of it."""
-        ...
+        return ()
 
     async def prepare_for(self, target: Target, within: float) -> Preparation:
         """Have what an engine is to serve prepared while it serves. `within`: seconds to prepare files."""
-        ...
+        return Unprepared("no plugin answers for it")
 
     def is_done(self) -> None:
         """Note that a load was sent: it takes what was prepared."""
-        ...
 
     def was_loaded(self, how: str) -> None:
         """Note that a load succeeded. `how`: the engine's word for it."""
-        ...
 
     async def forget(self) -> None:
         """Have the ranks close what they prepared and did not load."""
-        ...
 
     async def contents(self, *, of_all: bool = False) -> list[str]:
         """The digests of what the ranks hold that answer an update; an empty one where a rank does not say.
 
         `of_all`: all ranks of this engine answer, not the first of each data-parallel one.
         """
-        ...
-
-
-class NoPlugin:
-    """The plugin of a server that loads by itself, in a service without the ring that has the plugin."""
-
-    release: str | None = None
-    takes_offers = False
-    receivers: tuple[Receiver, ...] = ()
-    proves = False
-    reason: str | None = "this refitd is installed without its plugin"
-    loader: LoaderUse | None = None
-    led_by: str | None = None
-
-    def vouches_for(self, target: Target) -> bool:
-        return False
-
-    async def look(self, launch: Launch, *, anew: bool = False) -> None: ...
-
-    async def prefetch(self, version: Coming | Offered) -> Sequence[RankProof]:
-        return ()
-
-    async def prepare_for(self, target: Target, within: float) -> Preparation:
-        return Unprepared("no plugin answers for it")
-
-    def is_done(self) -> None: ...
-
-    def was_loaded(self, how: str) -> None: ...
-
-    async def forget(self) -> None: ...
-
-    async def contents(self, *, of_all: bool = False) -> list[str]:
         return []
 
 
-PluginMaker = Callable[["EngineAccess", Leads | None], Callable[[], PluginPort]]
+PluginMaker = Callable[["EngineAccess", Leads | None], Callable[[], Plugin]]
 """Returns what makes the plugin's client of one server. What the clients share is made once."""
 
 
-def plugins_of(access: "EngineAccess", leads: Leads | None) -> Callable[[], PluginPort]:
+def plugins_of(access: "EngineAccess", leads: Leads | None) -> Callable[[], Plugin]:
     """Return what makes the plugin's client of one server."""
     makers: list[PluginMaker] = list(registered("plugins"))
-    return makers[0](access, leads) if makers else NoPlugin
+    return makers[0](access, leads) if makers else Plugin

@@ -34,8 +34,6 @@ class Outcome(Enum):
 
 
 class Stage(Enum):
-    """Where in the transaction an engine is."""
-
     PREPARE = "prepare"
     PAUSE = "pause"
     LOAD = "load"
@@ -312,7 +310,10 @@ class Refit:
 
 
 class EnginePort(Protocol):
-    """One replica. Its reconciler sees to it that calls never overlap. No call raises for what a server does."""
+    """One replica. Its reconciler sees to it that calls never overlap. No call raises for what a server does.
+
+    What has a body here is that of an engine that prepares nothing, and that no load pauses.
+    """
 
     async def probe(self) -> Reached | Unreached:
         """Ask what it serves. Cheap, answers while the engine loads, never touches generation."""
@@ -326,18 +327,17 @@ class EnginePort(Protocol):
         """Have it make a version ready while it serves, where it can; nothing is written. What comes of that shows in
         the refit: it takes less time, or says why not. Returns what its ranks prove, where the version is to be proved.
         """
-        ...
+        return ()
 
     async def cancel_prefetch(self) -> None:
         """Have it close what it prepared: no refit to that follows."""
-        ...
 
     async def fingerprint(self, alike: str | None = None) -> str | None:
         """One digest over all loaded tensors; None where the server cannot compute it.
 
         `alike`: the digest to compare it with, so that it is computed in the same way.
         """
-        ...
+        return None
 
     async def trial(self, label: str) -> str | None:
         """Ask for a few tokens as a rollout would; why the answer is not in order, None where it is."""
@@ -345,15 +345,14 @@ class EnginePort(Protocol):
 
     async def resume(self) -> bool:
         """Let it generate. Harmless on an engine that is not paused. False if the call did not succeed."""
-        ...
+        return True
 
     async def check_changes(self) -> ChangeCheck:
         """Find out whether its key opens changes, by a call that changes nothing."""
-        ...
+        return ChangeCheck()
 
     async def aclose(self) -> None:
         """Give back connections."""
-        ...
 
 
 class Stopwatch:

@@ -92,8 +92,6 @@ def _pairs(urls: tuple[str, ...], told: ValidationInfo) -> tuple[str, ...]:
 
 
 class EngineSpec(BaseModel):
-    """One engine as the operator names it."""
-
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     url: Annotated[str, AfterValidator(check_url)]
@@ -124,7 +122,6 @@ def check_engine(text: str) -> str:
 
 
 def named_engines(texts: Iterable[str]) -> dict[str, EngineSpec]:
-    """Return the engines that `--engine` names, by id."""
     parts = [text.rpartition("=") for text in texts]
     return {engine_id(url): EngineSpec(url=url, engine=kind or None) for kind, _, url in parts}
 

@@ -24,7 +24,7 @@ from typing import Protocol, assert_never
 
 from refitd.engine.fingerprints import BY_PLUGIN, alike, by_plugin
 from refitd.engine.http import CallFailure, NoReply, Transport
-from refitd.engine.plugin import PluginPort, PrepareRefused
+from refitd.engine.plugin import Plugin, PrepareRefused
 from refitd.engine.port import (
     ChangeCheck,
     Coming,
@@ -98,11 +98,9 @@ class Dialect(Protocol):
         """Why nothing counts any more that this process of the server answers; None where it does."""
         ...
 
-    async def probe(self) -> Reached | Unreached:
-        """As for `EnginePort`, without what refitd's plugin in the server makes of it."""
-        ...
+    async def probe(self) -> Reached | Unreached: ...
 
-    async def find_plugin(self, plugin: PluginPort) -> None:
+    async def find_plugin(self, plugin: Plugin) -> None:
         """Find the ranks of refitd's plugin in the server that was probed."""
         ...
 
@@ -144,25 +142,17 @@ class Dialect(Protocol):
         """
         ...
 
-    def serves(self, target: Target, fingerprint: str | None) -> None:
-        """Note that the target was proved."""
-        ...
+    def serves(self, target: Target, fingerprint: str | None) -> None: ...
 
     async def contents(self, alike: str | None) -> str | None:
         """The fingerprint by the server's own means, as for `EnginePort.fingerprint`."""
         ...
 
-    async def trial(self, label: str) -> str | None:
-        """As for `EnginePort`."""
-        ...
+    async def trial(self, label: str) -> str | None: ...
 
-    async def resume(self) -> bool:
-        """As for `EnginePort`."""
-        ...
+    async def resume(self) -> bool: ...
 
-    async def check_changes(self) -> ChangeCheck:
-        """As for `EnginePort`."""
-        ...
+    async def check_changes(self) -> ChangeCheck: ...
 
 
 def refusal(found: Iterable[Obstacle]) -> str | None:
@@ -186,7 +176,7 @@ class ServerEngine:
         is_unsettled: whether a load was sent whose end is not known.
     """
 
-    def __init__(self, dialect: Dialect, plugin: PluginPort, load_timeout: float) -> None:
+    def __init__(self, dialect: Dialect, plugin: Plugin, load_timeout: float) -> None:
         self.dialect = dialect
         self.plugin = plugin
         self.load_timeout = load_timeout
@@ -202,18 +192,19 @@ class ServerEngine:
             return seen
         plugin = self.plugin
         await self.dialect.find_plugin(plugin)
-        plugged = plugin.release is not None
+        inside = plugin.seen
+        plugged = inside.release is not None
         return replace(
             seen,
             # What the plugin computes and what the server does cannot be compared: each has records of its own.
             configuration=seen.configuration + (" refitd" if plugged else ""),
-            plugin=plugin.release,
-            takes_offers=plugin.takes_offers,
-            receivers=plugin.receivers,
-            proves=plugin.proves,
-            stock_reason=self.dialect.stock_reason(plugin.reason),
-            led_by=plugin.led_by,
-            loader=plugin.loader,
+            plugin=inside.release,
+            takes_offers=inside.takes_offers,
+            receivers=inside.receivers,
+            proves=inside.proves,
+            stock_reason=self.dialect.stock_reason(inside.reason),
+            led_by=inside.led_by,
+            loader=inside.loader,
             obstacles=tuple(self.dialect.obstacles(plugged=plugged)),
         )
 
@@ -231,7 +222,7 @@ class ServerEngine:
     async def fingerprint(self, alike: str | None = None) -> str | None:
         if not self.dialect.is_known and isinstance(await self.probe(), Unreached):
             return None
-        if self.plugin.release is not None and (alike is None or alike.startswith(BY_PLUGIN)):
+        if self.plugin.seen.release is not None and (alike is None or alike.startswith(BY_PLUGIN)):
             return by_plugin(await self.plugin.contents(of_all=self.dialect.each_rank_answers))
         return await self.dialect.contents(alike)
 
@@ -277,7 +268,7 @@ class _Transaction:
 
     async def _prepared(self) -> Refit | None:
         """Have the plugin check the version while the server serves; the end where that is not to be loaded."""
-        target, is_plugged = self._target, self._plugin.release is not None
+        target, is_plugged = self._target, self._plugin.seen.release is not None
         if target.in_place and not is_plugged:
             reason = "its plugin is gone, and only the plugin can write a delta into what it serves"
             return await self._as_before(reason, needs_full=True)
@@ -295,7 +286,6 @@ class _Transaction:
         return None
 
     async def _held(self) -> Refit:
-        """Pause the server, and load."""
         target, plugged = self._target, self._plugin.vouches_for(self._target)
         try:
             pausing, within = self._watch.during(Stage.PAUSE), self._engine.load_timeout
@@ -355,7 +345,6 @@ class _Transaction:
                 assert_never(happened)
 
     async def _proved_untouched(self, reason: str, before: Before) -> Refit:
-        """It says that nothing was written. Believe it where its contents prove it, or cannot be compared."""
         with self._watch.during(Stage.VERIFY):
             after = await self._dialect.untouched(before)
         if after.fault is not None:

@@ -66,7 +66,6 @@ class NotConnectedError(Exception):
 
     @property
     def nothing_listens(self) -> bool:
-        """Every address that was called has refused the connection."""
         return self.numbers == frozenset({errno.ECONNREFUSED})
 
 
@@ -109,7 +108,6 @@ class PlainConnection:
         return await self._loop.sock_recv(self._socket, _READ_AT_ONCE)
 
     def ends(self) -> tuple[Any, Any]:
-        """The socket addresses of the other side and of this one."""
         return self._socket.getpeername(), self._socket.getsockname()
 
     def close(self) -> None:
@@ -117,8 +115,6 @@ class PlainConnection:
 
 
 class TlsConnection:
-    """A connection by TLS, likewise."""
-
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
@@ -144,7 +140,6 @@ EngineConnection = PlainConnection | TlsConnection
 
 
 async def connect_in_the_clear(address: Address, port: int) -> EngineConnection:
-    """Connect in the clear; raises `OSError`."""
     family = socket.AF_INET6 if isinstance(address, IPv6Address) else socket.AF_INET
     made = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -194,8 +189,6 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """An answer: its status and its body."""
-
     status: int
     body: bytes
 

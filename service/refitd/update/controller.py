@@ -9,6 +9,8 @@ The operator's part is a URL that gets a POST about the canary and answers yes (
 """
 
 import asyncio
+import os
+import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,7 +18,7 @@ from pathlib import Path
 import httpx
 import structlog
 
-from refitd.engine.plugin import Leads, leads_as, leads_of
+from refitd.engine.plugin import LEASE_SECONDS, PROBES, Leads, service_name
 from refitd.policy.next_action import at_rest_interval
 from refitd.policy.roster import bind, follows, why_unbound
 from refitd.policy.strategy import awaits_check, fault_found, is_through
@@ -26,6 +28,7 @@ from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd.text import one_line, without_secrets, without_secrets_of
 from refitd.update.targets import Targets
+from refitd_client.contract.plugin import Owner
 from refitd_client.contract.states import EngineState, UpdateState
 from refitd_client.http.connection import IDENTITY
 
@@ -46,7 +49,6 @@ class UpdateController:
             self.look()
 
     def look(self) -> None:
-        """Make bindings and updates current, once."""
         runs = set(self._store.index.runs)
         for known in list(self._store.engines.values()):
             if known.run is None or (self._default_run not in (None, known.run) and not known.naming.run_named):
@@ -144,18 +146,17 @@ def service_leads(
         probe_interval: seconds between two looks at an engine, as the operator wants.
         group: name and epoch of the group that the service leads; None where it is no part of one.
     """
-    root = root.resolve()
 
-    def apart() -> float:
-        return at_rest_interval(probe_interval, len(store.engines))
+    def lasts() -> float:
+        return max(LEASE_SECONDS, PROBES * at_rest_interval(probe_interval, len(store.engines)))
 
-    if group is not None:
-        return leads_as(root, *group, probe_interval, apart)
     try:
-        return leads_of(root, state_folder, probe_interval, apart)
+        name, epoch = group or (service_name(state_folder), 0)
     except OSError as error:
         log.warning("engines with the plugin are not told who leads them", reason=str(error))
         return None
+    host, pid = socket.gethostname(), os.getpid()
+    return Leads(owner=Owner(service=name, root=str(root.resolve()), host=host, pid=pid, epoch=epoch), lasts=lasts)
 
 
 CANARY_SECONDS = 600.0  # an operator's check may run a small evaluation

@@ -24,12 +24,13 @@ class RemovedError(Exception):
 class EngineEntry:
     """The entry of the engine that is named `engine_id` now. A later engine of that name has an entry of its own."""
 
-    def __init__(self, engine_id: str, store: Store, targets: Targets, chance: random.Random) -> None:
+    def __init__(self, engine_id: str, store: Store, targets: Targets, interval: float, chance: random.Random) -> None:
         self.id, self.store, self.targets = engine_id, store, targets
         self.agenda = Agenda()
         self._is_there = False  # whether it was counted as behind what it serves
         self._rests = False  # whether it was at rest when it was settled when it is looked at
         self._url = store.engines[engine_id].url
+        self._interval = interval  # that the operator wants between two looks
         self._chance = chance
 
     @property
@@ -45,7 +46,6 @@ class EngineEntry:
 
     @property
     def is_named(self) -> bool:
-        """Whether it is still named, and not removed."""
         record = self.store.engines.get(self.id)
         return record is not None and record.url == self._url
 
@@ -64,49 +64,34 @@ class EngineEntry:
         return self.store.clock.monotonic()
 
     def later(self, times: int) -> float:
-        """When (monotonic seconds) to try again what has failed so many times."""
         return self.now + until_retry(times, self._chance)
 
-    def until_look(self, interval: float, *, arrives: bool = False) -> float:
-        """Seconds until it is looked at again, as it is now.
-
-        Args:
-            interval: that the operator wants between two looks.
-            arrives: whether it comes to rest, or leaves it, only now.
-        """
+    def until_look(self, *, arrives: bool = False) -> float:
+        """Seconds until it is looked at again, as it is now. `arrives`: it comes to rest, or leaves it, only now."""
         rests = self._is_at_rest
         alike = len(self.store.engines) if rests else self.targets.restless()
-        return until_look(interval, alike, self._chance, rests=rests, arrives=arrives)
+        return until_look(self._interval, alike, self._chance, rests=rests, arrives=arrives)
 
     @property
     def _is_at_rest(self) -> bool:
         return at_rest(self.record, self.target_id)
 
-    def look_again(self, interval: float, *, most: float = math.inf, anew: bool = False) -> None:
-        """Settle when it is looked at again, as it is now.
-
-        Args:
-            interval: that the operator wants between two looks.
-            most: seconds until then at most.
-            anew: whether other engines may have come to rest at the same time.
+    def look_again(self, *, most: float = math.inf, anew: bool = False) -> None:
+        """Settle when it is looked at again: in `most` seconds at most. `anew`: other engines may have come to rest at
+        the same time.
         """
         rests = self._is_at_rest
-        wait = self.until_look(interval, arrives=anew or rests is not self._rests)
+        wait = self.until_look(arrives=anew or rests is not self._rests)
         self.agenda = replace(self.agenda, probe_at=self.now + min(wait, most))
         self._rests = rests
 
-    def hasten(self, interval: float) -> bool:
+    def hasten(self) -> bool:
         """Have an engine that has left rest looked at as soon as others that are not at rest. It is behind from now on.
-
-        Args:
-            interval: that the operator wants between two looks.
-
-        Returns:
-            Whether it was settled anew when it is looked at.
+        Return whether it was settled anew when it is looked at.
         """
         if not self._rests or self._is_at_rest:
             return False
-        self.look_again(interval, most=max(0.0, self.agenda.probe_at - self.now))
+        self.look_again(most=max(0.0, self.agenda.probe_at - self.now))
         if (record := self.record).state is EngineState.IN_SYNC:
             self.put(record, standing(record, self.target_id))
         return True
@@ -174,9 +159,7 @@ class EngineEntry:
 
     def proved(self, after: EngineRecord, found: str | None) -> EngineRecord:
         """The record after a load that went well, with what its fingerprint proves. What most engines give is recorded.
-
-        Args:
-            found: the fingerprint of what the load left behind; None where the server does not tell.
+        `found`: the fingerprint of what the load left behind; None where the server does not tell.
         """
         if found is None or after.seen.configuration is None or after.serving is None:
             return after
@@ -194,10 +177,7 @@ class EngineEntry:
 
     def gave_other(self, after: EngineRecord, version: str, found: str | None) -> EngineRecord:
         """The record after a load that its fingerprint alone has refuted. This engine gives that from now on, unless a
-        clean load has given another.
-
-        Args:
-            found: the fingerprint that the load gave; None where that was not the reason.
+        clean load has given another. `found`: the fingerprint that the load gave; None where that was not the reason.
         """
         if found is None or agree(found, found) is None or version in after.contents.given:
             return after
@@ -232,9 +212,7 @@ class EngineEntry:
 
     def agrees(self, engine: EngineRecord, found: str | None) -> None:
         """Where an engine agrees with the first load of its version, the engine that gave that agrees with it.
-
-        Args:
-            found: the fingerprint of its contents; None where they were compared with none.
+        `found`: the fingerprint of its contents; None where they were compared with none.
         """
         first = None if found is None else proof_by(found, recorded=True)
         if (

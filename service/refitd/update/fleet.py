@@ -34,7 +34,6 @@ log = structlog.get_logger("refitd")
 
 
 async def proved_already(_: VersionRecord) -> bool:
-    """Say that the service has read it."""
     return True
 
 
@@ -95,7 +94,6 @@ class Fleet:
         self.forget_host: Callable[[str], None] = lambda _: None
 
     async def run(self) -> None:
-        """Run all reconcilers and follow the engines file, until cancelled."""
         async with asyncio.TaskGroup() as group:
             self._group = group
             self._name(named_engines(self._urls), Source.SETTINGS)

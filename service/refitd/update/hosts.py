@@ -127,7 +127,6 @@ class PullTurns:
             asking.waits = asking.is_near = False
 
     def _forget(self, now: float) -> None:
-        """Forget hosts that have fallen silent."""
         if now - self._looked < TURNS_LOOK_SECONDS:
             return
         self._looked = now

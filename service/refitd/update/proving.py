@@ -39,7 +39,6 @@ class RankProofs:
     """Who was asked to prove what, and what came of it. In memory alone: after a restart the service reads."""
 
     def __init__(self, store: Store, targets: Targets, prove: Prove) -> None:
-        """`prove`: the operator's setting."""
         self._store, self._targets, self._prove = store, targets, prove
         self._asked: dict[str, _Asked] = {}
         self._changed = Notifier()

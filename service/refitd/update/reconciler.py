@@ -103,15 +103,13 @@ class EngineReconciler:
         self._proofs = proofs
         self._store = store
         self._targets = targets
-        self._entry = EngineEntry(engine_id, store, targets, chance)
+        self._entry = EngineEntry(engine_id, store, targets, probe_interval, chance)
         self._seen_path = files.seen_path
-        self._loads = Loads(self._entry, engine, files, probe_interval)
-        self._probe_interval = probe_interval
+        self._loads = Loads(self._entry, engine, files)
         self._chance = chance
         self._stopping = False
 
     async def run(self) -> None:
-        """Look, decide, act, until stopped, cancelled or the engine is removed."""
         with suppress(RemovedError), bound_contextvars(engine=self.id):
             while not self._stopping:
                 await self._turn()
@@ -121,7 +119,7 @@ class EngineReconciler:
         entry.arrive()
         action = self._decide()
         match action:
-            case Rest() if entry.hasten(self._probe_interval):
+            case Rest() if entry.hasten():
                 pass  # decide again
             case Rest(until):
                 await self._targets.changed.wait_after(seen, within=until - entry.now)
@@ -188,7 +186,7 @@ class EngineReconciler:
         if not isinstance(seen, Reached):
             entry.agenda = replace(entry.agenda, failed=None)
         twin = twin_of(entry.record, seen, self._store.engines.at(seen.address)) if isinstance(seen, Reached) else None
-        interval = entry.until_look(self._probe_interval)
+        interval = entry.until_look()
         told = self._store.versions.get((seen.serves if isinstance(seen, Reached) else None) or "")
         after = after_probe(
             entry.record, seen, self._expected(), entry.target_id, entry.now, interval=interval, twin=twin, told=told
@@ -197,7 +195,7 @@ class EngineReconciler:
             after = await self._adopted(after)
         entry.put(before, after)
         is_first = isinstance(seen, Unreached) and not seen.is_awaited and before.state is EngineState.PROBING
-        entry.look_again(self._probe_interval, most=until_retry(1, self._chance) if is_first else math.inf)
+        entry.look_again(most=until_retry(1, self._chance) if is_first else math.inf)
 
     async def _adopted(self, engine: EngineRecord) -> EngineRecord:
         """Compare the contents of an engine that was away with the record: path and label are only names."""
@@ -232,12 +230,11 @@ class EngineReconciler:
 class Loads:
     """The loads of one engine, one at a time."""
 
-    def __init__(self, entry: EngineEntry, engine: EnginePort, files: FileAccess, probe_interval: float) -> None:
+    def __init__(self, entry: EngineEntry, engine: EnginePort, files: FileAccess) -> None:
         self._entry = entry
         self._store = entry.store
         self._engine = engine
         self._files = files
-        self._probe_interval = probe_interval
 
     async def by_files(self, version: VersionRecord) -> None:
         """Load a version's files, or the copy that holds it."""
@@ -392,7 +389,7 @@ class Loads:
             after = entry.gave_other(after, version.id, refit.fingerprint)
         entry.put(before, after)
         if refit.outcome is Outcome.ACK and refit.resumed:
-            entry.look_again(self._probe_interval, anew=True)
+            entry.look_again(anew=True)
 
     def _drop(self, before: EngineRecord, attempt: AttemptRecord, reason: str) -> None:
         """Close an attempt that was never sent to the engine: the engine is as it was."""

@@ -77,7 +77,6 @@ class Targets(Observer):
         return as_ordered(known, self._store.runs.ordered.get(run), self._store.engines_of(run))
 
     def of_engine(self, engine: EngineRecord) -> Goals:
-        """What one engine is to serve now."""
         if engine.run is None:
             return Goals()
         store = self._store
@@ -200,7 +199,6 @@ class Targets(Observer):
         return (left is not None and engines.serving(run, left) == 0) or engines.serving(run, come) == 1
 
     def engine_dropped(self, engine: EngineRecord) -> None:
-        """Look at the goals of its run again."""
         self._take_turns(engine.run)
         self._aim(engine.run)
         self.changed.notify()

@@ -75,7 +75,6 @@ class UpdateAssembly:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing has been announced, and nothing is wrong."""
         return not self._buckets and not self._wrong
 
     def announced(self, engine: str, key: BucketKey, *, kept: bool) -> tuple[int, bool]:
@@ -116,7 +115,6 @@ class UpdateAssembly:
         self._tensors |= {name: (dtype, shape) for name, dtype, shape in key.tensors}
 
     def has_arrived(self, key: BucketKey) -> None:
-        """The bytes of a bucket are there."""
         if (bucket := self._buckets.get(key)) is not None:
             bucket.arrived = True
 

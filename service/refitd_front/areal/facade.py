@@ -9,7 +9,7 @@ refitd as the only writer of weights. The routes of vLLM's that have another nam
 /load_lora_adapter                       likewise, where versions are adapters
                                            /v1/load_lora_adapter
 /unload_lora_adapter                     done: refitd unloads adapters that are not used any more
-/init_weights_update_group               the trainer's group is joined in the engine's place (`group_routes.py`)
+/init_weights_update_group               the trainer's group is joined in the engine's place (`group_calls.py`)
                                            /areal_init_weights_update_group
 /update_weights_from_distributed         the tensors are received in the engine's place
                                            /areal_set_update_weight_meta, /areal_update_weights_xccl
@@ -48,8 +48,9 @@ from refitd.memory import BodyMemory
 from refitd.problem import ProblemError, Slug
 from refitd.tokens import FacadeTokens
 from refitd_client.contract.decoding import from_json
+from refitd_front.areal.assembly import BucketKey, BucketRefusedError, bucket_key
 from refitd_front.areal.group_calls import GroupCalls
-from refitd_front.areal.group_routes import GroupRoutes
+from refitd_front.areal.members import MOST_RANKS, TrainerGroup
 from refitd_front.areal.passing import ABORTS, GENERATES, PASSED, Abort, EngineProxy, PauseGate
 from refitd_front.areal.updates import Updates
 
@@ -98,6 +99,27 @@ class _LoadAdapter(msgspec.Struct, frozen=True):
     lora_path: str
 
 
+class _Init(msgspec.Struct, frozen=True, kw_only=True):
+    """AReaL 1.0's `build_init_weights_group_request`. `pp_rank`: the engines' stage that the group is for."""
+
+    master_address: str
+    master_port: int | str
+    rank_offset: int
+    world_size: int
+    backend: str
+    group_name: str
+    pp_rank: int = 0
+
+
+class _Bucket(msgspec.Struct, frozen=True, kw_only=True):
+    """AReaL 1.0's `build_distributed_weight_update_requests`, without adapters."""
+
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[list[int]]
+    group_name: str
+
+
 class Facade:
     """The facade of one engine.
 
@@ -123,7 +145,7 @@ class Facade:
         self._url = engine
         self._updates = updates
         self._groups = groups
-        self._of_groups = GroupRoutes(engine, groups)
+        self._named: BucketKey | None = None  # by the call before the one that takes it
         self._gate = PauseGate(engine, lambda: updates.under_way > 0 or groups.is_under_way)
         self._changes = Key(admin_key or api_key)
         reads = None if api_key is None else Key(api_key)
@@ -136,7 +158,6 @@ class Facade:
         )
 
     def app(self) -> Starlette:
-        """Return its ASGI application."""
         small = [Middleware(RequestLimit)]
         large = [Middleware(RequestLimit, most=MAX_GENERATE_BYTES, is_read=False, memory=MEMORY)]
         own = {
@@ -146,10 +167,16 @@ class Facade:
             **dict.fromkeys(("/load_lora_adapter", "/v1/load_lora_adapter"), self._load_adapter),
             "/unload_lora_adapter": self._unload_adapter,
         }
+        of_groups = {
+            **dict.fromkeys(("/init_weights_update_group", "/areal_init_weights_update_group"), self._init_group),
+            "/update_weights_from_distributed": self._take,
+            "/areal_set_update_weight_meta": self._name,
+            "/areal_update_weights_xccl": self._take_named,
+        }
         named = [Middleware(RequestLimit, most=MAX_GENERATE_BYTES, memory=MEMORY)]
         routes = [
             *(Route(path, call, methods=["POST"], middleware=small) for path, call in own.items()),
-            *(Route(path, call, methods=["POST"], middleware=named) for path, call in self._of_groups.calls.items()),
+            *(Route(path, call, methods=["POST"], middleware=named) for path, call in of_groups.items()),
             *(Route(path, _refuse, methods=METHODS) for path in REFUSED),
             *(Route(path, self._through, methods=[method], middleware=large) for path, method in PASSED.items()),
         ]
@@ -162,7 +189,6 @@ class Facade:
         return app
 
     async def aclose(self) -> None:
-        """Let waiting requests through, and close the connections."""
         self._gate.open()
         await self._engine.aclose()
 
@@ -215,6 +241,37 @@ class Facade:
             return f"{key} {str(path)!r} is no absolute path: the engine and refitd may start from different folders"
         return await self._updates.serve(path)
 
+    async def _init_group(self, request: Request) -> Response:
+        try:
+            call = from_json(await request.body(), _Init)
+            group = announced_group(call)
+        except (ValueError, msgspec.MsgspecError) as error:
+            return _said(f"the group cannot be joined: {error}")
+        # A group for each stage of the engines' pipelines gets all tensors: one of them is enough.
+        kept = call.pp_rank == 0
+        return _said(await self._groups.init(self._url, group, call.rank_offset, kept=kept))
+
+    async def _take(self, request: Request) -> Response:
+        fault = await self._name_bucket(request)
+        return await self._take_named(request) if fault is None else _said(fault)
+
+    async def _name(self, request: Request) -> Response:
+        return _said(await self._name_bucket(request))
+
+    async def _name_bucket(self, request: Request) -> str | None:
+        try:
+            call = from_json(await request.body(), _Bucket)
+            self._named = bucket_key(call.group_name, call.names, call.dtypes, call.shapes)
+        except (BucketRefusedError, msgspec.MsgspecError) as error:
+            return f"the bucket cannot be taken: {error}"
+        return None
+
+    async def _take_named(self, _: Request) -> Response:
+        key, self._named = self._named, None
+        if key is None:
+            return _said("the bucket cannot be taken: /areal_set_update_weight_meta has to name its tensors first")
+        return _said(await self._groups.bucket(self._url, key))
+
     async def _through(self, request: Request) -> Response:
         async with AsyncExitStack() as stack:
             if request.scope["path"] in GENERATES:
@@ -231,6 +288,30 @@ async def _refuse(request: Request) -> Response:
 async def _no_route(request: Request, _: Exception) -> Response:
     detail = f"a facade passes on {', '.join(PASSED)} alone: ask the engine itself for anything else"
     return answer(ProblemError(Slug.NOT_FOUND, detail), request.scope)
+
+
+def announced_group(call: _Init) -> TrainerGroup:
+    """The group that a call announces.
+
+    Raises:
+        ValueError: it is none that can be joined.
+    """
+    if call.backend not in {"gloo", "nccl"}:
+        raise ValueError(f"its backend is {call.backend}, and only gloo and nccl are: set weight_update_mode to disk")
+    if not 1 <= call.world_size - 1 <= MOST_RANKS:
+        raise ValueError(f"it has {call.world_size} ranks, and between 2 and {MOST_RANKS + 1} can be")
+    return TrainerGroup(
+        name=call.group_name,
+        address=call.master_address,
+        port=int(call.master_port),
+        ranks=call.world_size - 1,
+        backend="nccl" if call.backend == "nccl" else "gloo",
+    )
+
+
+def _said(fault: str | None) -> Response:
+    message = "Succeeded." if fault is None else fault
+    return JSONResponse({"success": fault is None, "message": message}, status_code=200 if fault is None else 400)
 
 
 def is_plain(path: bytes) -> bool:
@@ -250,7 +331,6 @@ class PlainPath:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it."""
         if scope["type"] == "http" and not is_plain(scope["raw_path"]):
             detail = "write the path plainly: no '.' or '..', no '//', no '%' or '\\' in it, and no host before it"
             problem = ProblemError(Slug.BAD_PATH, detail)

@@ -71,7 +71,6 @@ class _Update:
 
     @property
     def is_taking(self) -> bool:
-        """Whether a bucket is on its way."""
         return any(not task.done() for task in self.taking.values())
 
 
@@ -120,7 +119,6 @@ class GroupCalls:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a call is being carried out."""
         return bool(self._tasks)
 
     async def init(self, engine: str, group: TrainerGroup, offset: int, *, kept: bool) -> str | None:

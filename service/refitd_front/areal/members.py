@@ -94,7 +94,6 @@ class GroupMembers:
         await self._answers([TakeTensors(tensors=list(tensors), file=each, within=within) for each in files], within)
 
     async def end(self) -> None:
-        """End all processes, also in the middle of an order."""
         await asyncio.to_thread(self.kill)
 
     def kill(self) -> None:
@@ -105,7 +104,6 @@ class GroupMembers:
         self._threads.shutdown(wait=False)
 
     async def _answers(self, orders: Sequence[Order], within: float) -> list[Reply]:
-        """Give each member its order."""
         if self._ended:
             raise MemberLostError("the group's members were ended")
         loop = asyncio.get_running_loop()

@@ -54,12 +54,10 @@ class PauseGate:
         self._inside = 0
 
     def close(self) -> None:
-        """Hold back new requests."""
         self._open.clear()
         self._count_down()
 
     def open(self) -> None:
-        """Let all requests through."""
         self._stop_counting()
         self._open.set()
 
@@ -82,11 +80,9 @@ class PauseGate:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is under way."""
         return self._idle.is_set()
 
     async def idle(self) -> None:
-        """Wait until no request is under way."""
         await self._idle.wait()
 
     @asynccontextmanager
@@ -160,7 +156,6 @@ class EngineProxy:
         )
 
     async def aclose(self) -> None:
-        """Close the connections."""
         await self._http.aclose()
 
     async def end_all(self, abort: "Abort", key: Key) -> None:

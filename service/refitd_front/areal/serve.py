@@ -32,11 +32,9 @@ class _Server(BoundedServer):
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Leave the process's signals alone."""
         yield
 
     def listens(self, url: str) -> None:
-        """Say where the facade listens."""
         self._say(self._engine, url)
 
 

@@ -232,7 +232,6 @@ class Updates:
         return 1 if newest is None else newest.step + 1
 
     def close(self) -> None:
-        """Release the run."""
         if self._publisher is not None:
             self._publisher.close()
         self._publisher, self._newest = None, None

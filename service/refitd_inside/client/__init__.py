@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from refitd.engine.plugin import Launch
+from refitd.engine.plugin import Launch, PluginSeen
 from refitd.engine.port import LoaderUse
 from refitd_client.contract.decoding import converted
 from refitd_client.contract.manifest import FOREIGN_CHARACTERS
@@ -38,17 +38,11 @@ class EngineRankGroup:
 
     members: tuple[Member, ...]
     release: str
-    reason: ClassVar = None
 
     @property
-    def takes_offers(self) -> bool:
-        """Whether all can load from a trainer's memory."""
-        return all("handover" in member.handshake.kinds for member in self.members)
-
-    @property
-    def receivers(self) -> tuple[Receiver, ...]:
-        """The ranks that can receive weights over a process group, without the engine's id."""
-        return tuple(
+    def seen(self) -> PluginSeen:
+        shakes = [member.handshake for member in self.members]
+        receivers = (
             Receiver(
                 engine="",
                 rank=member.handshake.rank,
@@ -62,21 +56,17 @@ class EngineRankGroup:
             for member in self.members
             if member.handshake.backends
         )
-
-    @property
-    def proves(self) -> bool:
-        """Whether all can prove versions."""
-        return all(member.handshake.proves for member in self.members)
-
-    @property
-    def loader(self) -> LoaderUse | None:
-        """What goes through SGLang's loader in each load, on the rank where that is most; None where nothing does."""
-        found = [loader for member in self.members if (loader := _loader_of(member.handshake)) is not None]
-        return max(found, key=lambda loader: loader.whole, default=None)
+        loaders = [loader for shake in shakes if (loader := _loader_of(shake)) is not None]
+        return PluginSeen(
+            release=self.release,
+            takes_offers=all("handover" in shake.kinds for shake in shakes),
+            receivers=tuple(receivers),
+            proves=all(shake.proves for shake in shakes),
+            loader=max(loaders, key=lambda loader: loader.whole, default=None),  # of the rank where it is most
+        )
 
     @property
     def first(self) -> tuple[Member, ...]:
-        """Those who answer an update: the first tensor-parallel rank of each data-parallel one."""
         found: dict[int | None, Member] = {}
         for member in self.members:  # in order; with DP attention the first of a group need not be rank 0
             found.setdefault(member.handshake.dp_rank, member)
@@ -90,11 +80,10 @@ class Stock:
     reason: str
     members: ClassVar[tuple[Member, ...]] = ()
     first: ClassVar[tuple[Member, ...]] = ()
-    receivers: ClassVar[tuple[Receiver, ...]] = ()
-    release: ClassVar = None
-    loader: ClassVar = None
-    takes_offers: ClassVar = False
-    proves: ClassVar = False
+
+    @property
+    def seen(self) -> PluginSeen:
+        return PluginSeen(reason=self.reason or None)
 
 
 def rank_group_of(launch: Launch, found: Sequence[Member], faults: Sequence[str]) -> EngineRankGroup | Stock:

@@ -149,7 +149,6 @@ def _sockets(descriptor: int) -> tuple[str, ...]:
 
 
 def open_to_all(access: FolderAccess) -> bool:
-    """Whether everyone may make sockets in the folder."""
     return bool(access.mode & stat.S_IWOTH)
 
 
@@ -263,7 +262,6 @@ class Channels:
         self._seen = None
 
     async def rank_group(self, launch: Launch) -> EngineRankGroup | Stock:
-        """Find the ranks of the engine that was started so. Takes seconds at most."""
         if self._root is None or self._sockets is None:
             return _NO_ROOT
         try:

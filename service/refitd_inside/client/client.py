@@ -19,17 +19,17 @@ service.
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from refitd.engine.kind import EngineAccess
-from refitd.engine.plugin import Launch, Leads, PluginPort, Preparation, Prepared, PrepareRefused, Unprepared
-from refitd.engine.port import Coming, LoaderUse, Offered, RankProof, Target, VersionFiles
+from refitd.engine.plugin import Launch, Leads, Plugin, Preparation, Prepared, PrepareRefused, Unprepared
+from refitd.engine.port import Coming, Offered, RankProof, Target, VersionFiles
 from refitd_client.contract.decoding import converted
-from refitd_client.contract.plugin import Receiver, TensorProof
+from refitd_client.contract.plugin import TensorProof
 from refitd_inside.client import MOST_REASON, EngineRankGroup, Member, Stock, shown
 from refitd_inside.client.channels import ChannelError, Channels, SocketList
 
@@ -54,7 +54,7 @@ class Leading:
         ):
             self.led_by, self._told = None, ()
             return
-        now, seconds = time.monotonic(), self._leads.lasts
+        now, seconds = time.monotonic(), self._leads.lasts()
         is_told = rank_group.members == self._told and self._seconds >= seconds
         if is_told and self.led_by is None and now < self._again_at:
             return
@@ -90,7 +90,6 @@ def files_request(version: VersionFiles | Coming, *, cast: bool, check: str = "h
 
 
 def offer_request(offered: Offered) -> dict[str, Any]:
-    """The request for a version in a trainer's memory (docs/plugin.md)."""
     return {"do": "prepare", "path": offered.path, "offer": offered.offer}
 
 
@@ -103,7 +102,6 @@ class Prefetched:
     replies: Replies
 
     def is_to(self, members: Sequence[Member], request: dict[str, Any]) -> bool:
-        """Whether these ranks were sent this request."""
         return (self.members, self.request) == (members, request)
 
     @property
@@ -147,7 +145,6 @@ def judge(replies: Replies, files: VersionFiles) -> Preparation:
 
 
 def _has_seen(reply: dict[str, Any] | ChannelError, files: VersionFiles) -> bool:
-    """Whether a rank has prepared these very files."""
     return isinstance(reply, dict) and reply.get("signature") == files.signature
 
 
@@ -165,7 +162,7 @@ def judge_offer(replies: Replies, offered: Offered) -> Preparation:
     return Prepared()
 
 
-class PluginClient:
+class PluginClient(Plugin):
     """Requests to the plugin. `root` is the folder that its sockets are in; without one every engine is stock."""
 
     def __init__(
@@ -180,47 +177,9 @@ class PluginClient:
         self._leading = None if leads is None else Leading(self._channels, leads)
         self._cast = allow_dtype_cast
         self._rank_group: EngineRankGroup | Stock = Stock("")
+        self.seen = self._rank_group.seen
         self._waiting = False  # whether its ranks may hold a version that was prepared and not loaded
         self._early: Prefetched | None = None
-
-    @property
-    def release(self) -> str | None:
-        """The plugin's release; None where the server itself loads."""
-        return self._rank_group.release
-
-    @property
-    def takes_offers(self) -> bool:
-        """Whether the engine can load from the memory of a trainer on its host."""
-        return self._rank_group.takes_offers
-
-    @property
-    def receivers(self) -> tuple[Receiver, ...]:
-        """Its ranks that can receive weights over a process group, without the engine's id."""
-        return self._rank_group.receivers
-
-    @property
-    def proves(self) -> bool:
-        """Whether its ranks can prove versions with their GPUs."""
-        return self._rank_group.proves
-
-    @property
-    def reason(self) -> str | None:
-        """Why the server itself loads."""
-        return self._rank_group.reason or None
-
-    @property
-    def loader(self) -> LoaderUse | None:
-        """What the plugin does not copy by itself, as of the last handshakes."""
-        return self._rank_group.loader
-
-    @property
-    def led_by(self) -> str | None:
-        """Which other service leads the engine, as a sentence."""
-        return None if self._leading is None else self._leading.led_by
-
-    def vouches_for(self, target: Target) -> bool:
-        """Whether the answer to a load will say what the engine holds after it."""
-        return (target.files is not None or target.offered is not None) and self.release is not None
 
     async def look(self, launch: Launch, *, anew: bool = False) -> None:
         """Find the ranks of the engine that was started so. `anew`: whatever was found just now."""
@@ -229,6 +188,7 @@ class PluginClient:
         self._rank_group = await self._channels.rank_group(launch)
         if self._leading is not None:
             await self._leading.say(self._rank_group)
+        self.seen = replace(self._rank_group.seen, led_by=None if self._leading is None else self._leading.led_by)
 
     async def prefetch(self, version: Coming | Offered) -> Sequence[RankProof]:
         """Have a version prepared before the service has checked it. Gives up after some time. Returns what the ranks
@@ -239,7 +199,7 @@ class PluginClient:
         is_offer = isinstance(version, Offered)
         within = _seconds_of(version) if is_offer else AHEAD_SECONDS
         request = offer_request(version) if is_offer else files_request(version, cast=self._cast)
-        proves = not is_offer and version.prove and self._rank_group.proves
+        proves = not is_offer and version.prove and self.seen.proves
         self._early, self._waiting = None, True
         asked = request | {"prove": True} if proves else request
         self._early = Prefetched(members, request, await self._channels.ask_all(members, asked, within))
@@ -315,16 +275,14 @@ class PluginClient:
         await self._channels.ask_all(self._rank_group.members, {"do": "forget"}, FORGET_SECONDS)
 
     def is_done(self) -> None:
-        """Note that a load was sent: it takes what was prepared."""
         self._waiting, self._early = False, None
 
     def was_loaded(self, how: str) -> None:
         """Note that a load succeeded. Ranks that may have learned a load plan are asked again at the next look."""
-        if how == "load" or self.loader is not None:
+        if how == "load" or self.seen.loader is not None:
             self._channels.doubt()
 
     async def forget(self) -> None:
-        """Have the ranks close what they prepared and did not load."""
         self._early = None
         if self._waiting and self._rank_group.members:
             self._waiting = False
@@ -344,7 +302,7 @@ def _seconds_of(offered: Offered) -> float:
     return SENT_SECONDS if offered.sent else OFFER_SECONDS
 
 
-def plugins_under(access: EngineAccess, leads: Leads | None) -> Callable[[], PluginPort]:
+def plugins_under(access: EngineAccess, leads: Leads | None) -> Callable[[], Plugin]:
     """Return what makes the client of one server. The sockets beneath the root are listed once for all servers."""
     sockets = None if access.root is None else SocketList(access.root)
     return lambda: PluginClient(access.root, allow_dtype_cast=access.allow_dtype_cast, leads=leads, sockets=sockets)

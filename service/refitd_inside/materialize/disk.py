@@ -47,7 +47,6 @@ class DiskCopies:
         return await self._looks.run(f"listing {COPIES_PATH}", self._survey, within=LISTING_SECONDS)
 
     async def write(self, order: MakeCopy) -> Copy:
-        """Make a copy; raises CopyError where it was not made, or not well."""
         return await self._in_thread(lambda stop: self._write(order, stop))
 
     async def signature(self, copy: Copy) -> str | Unreadable | None:

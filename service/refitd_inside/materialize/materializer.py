@@ -50,7 +50,6 @@ class Materializer:
         self._checks: dict[str, asyncio.Task[bool]] = {}
 
     async def run(self) -> None:
-        """Follow the store until cancelled."""
         seen = -1
         async with asyncio.TaskGroup() as group:
             while True:
@@ -98,7 +97,6 @@ class Materializer:
 
     @property
     def bytes_on_root(self) -> int:
-        """Bytes of the root that copies take."""
         return sum(copy.bytes for copy in self._copies.values())
 
     def _runs(self) -> list[str]:
@@ -228,12 +226,10 @@ class Materializer:
         self._targets.copy_from(frozenset[str]().union(*self._needs.values()))
 
     async def plan(self) -> list[Reclaimable]:
-        """Return which copies would be taken away or kept, and why."""
         await self._find_left()
         return [_line(verdict) for verdict in self._verdicts()]
 
     async def sweep(self) -> list[Reclaimable]:
-        """Take away the copies that are not needed."""
         await self._find_left()
         return [await self._settle(verdict) for verdict in self._verdicts()]
 

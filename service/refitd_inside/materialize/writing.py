@@ -97,7 +97,6 @@ def write_copy(root: Path, run: int, copy: Copy, order: MakeCopy, stop: Event) -
 
 
 def look(folder: int) -> tuple[str, int]:
-    """Return the signature of a copy's files, and their bytes."""
     listing = listing_of(folder)
     return signature_of(folder, listing), sum(file.size for file in listing.values())
 

@@ -102,7 +102,7 @@ async def test_requests_in_flight_are_all_answered_in_full_when_weights_change_u
 async def test_requests_that_something_else_pauses_in_place_before_the_load_are_answered_in_full_by_an_empty_cache(
     subject: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SGLang has written the version then, and refuses to flush: the adapter retracts what runs, and loads again."""
+    """SGLang has written the version then, and refuses to flush. The repair retracts what runs."""
     if not (isinstance(subject.engine, ServerEngine) and isinstance(subject.engine.dialect, SglangDialect)):
         pytest.skip("its cache is emptied while requests run")
     await subject.refit("model_a", "1")
@@ -129,7 +129,9 @@ async def test_requests_that_something_else_pauses_in_place_before_the_load_are_
         answers = [group.create_task(subject.stream(TOKENS, event)) for event in begun]
         await asyncio.gather(*(event.wait() for event in begun))
         refit = await subject.engine.refit(subject.target("model_b", "2"), paused_in_place)
-        assert refit.outcome is Outcome.ACK, refit.reason
+        assert (refit.outcome, refit.resumed) == (Outcome.TAINTED, False), refit.reason
+        repair = await subject.refit("model_b", "2", repairs=True)
+        assert repair.outcome is Outcome.ACK, repair.reason
     assert modes == ["retract", "retract"]
     label = "2" if subject.habits.labels_answers else None
     assert [answer.result() for answer in answers] == [Streamed(TOKENS, "length", label)] * REQUESTS

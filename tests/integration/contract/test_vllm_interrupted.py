@@ -153,11 +153,12 @@ async def test_of_two_services_the_engine_names_to_the_second_the_one_that_leads
     await loaded_a(subject)
     leads = [
         Leads(
-            owner=Owner(service=str(number) * 32, root=str(tmp_path / str(number)), host="here", pid=number), seconds=5
+            owner=Owner(service=str(number) * 32, root=str(tmp_path / str(number)), host="here", pid=number),
+            lasts=lambda: 5,
         )
         for number in (1, 2)
     ]
-    first, second, ending = (subject.adapter(leads=each) for each in (*leads, replace(leads[0], seconds=0.001)))
+    first, second, ending = (subject.adapter(leads=each) for each in (*leads, replace(leads[0], lasts=lambda: 0.001)))
     try:
         seen, other = await first.probe(), await second.probe()
         await ending.probe()  # the next test finds an engine that no service leads

@@ -27,19 +27,25 @@ def engine() -> Iterator[Server]:
         yield server
 
 
+def facade_of(
+    engine: str,
+    tmp_path: Path,
+    *,
+    key: Path | None = None,
+    admin_key: Path | None = None,
+    service: str = "http://127.0.0.1:9",
+    **tokens: Any,
+) -> tuple[Facade, Updates]:
+    updates = Updates(tmp_path, "exp/trial", service, checkpoints=tmp_path, timeout=1.0, token_file=None)
+    groups = GroupCalls(updates, tmp_path / "spool")
+    return Facade(engine, updates, groups, api_key=key, admin_key=admin_key, tokens=FacadeTokens(**tokens)), updates
+
+
 @asynccontextmanager
 async def facing(
     engine: str, tmp_path: Path, key: Path | None = None, admin_key: Path | None = None, **tokens: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
-    updates = Updates(tmp_path, "exp/trial", "http://127.0.0.1:9", checkpoints=tmp_path, timeout=1.0, token_file=None)
-    facade = Facade(
-        engine,
-        updates,
-        GroupCalls(updates, tmp_path / "spool"),
-        api_key=key,
-        admin_key=admin_key,
-        tokens=FacadeTokens(**tokens),
-    )
+    facade, updates = facade_of(engine, tmp_path, key=key, admin_key=admin_key, **tokens)
     transport = httpx.ASGITransport(cast("Any", facade.app()))
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as areal:
@@ -63,19 +69,19 @@ async def test_a_key_that_was_exchanged_opens_the_engine_without_a_restart(engin
 
 
 @pytest.mark.parametrize("route", ["/update_weights_from_disk", "/load_lora_adapter"])
-@pytest.mark.parametrize("body", [b"[" * 5000, b'{"x":' * 5000])
-async def test_a_body_of_many_levels_is_refused_in_a_sentence(tmp_path: Path, route: str, body: bytes) -> None:
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        *((body, 422, "the body is no JSON") for body in (b"[" * 5000, b'{"x":' * 5000)),
+        *((body, 400, "no JSON object with") for body in (b"", b"[]", b'{"model_path":1,"lora_path":1}')),
+    ],
+)
+async def test_a_body_of_another_form_or_of_many_levels_is_refused_in_a_sentence(
+    tmp_path: Path, route: str, body: bytes, status: int, said: str
+) -> None:
     async with facing("http://127.0.0.1:9", tmp_path) as areal:
         reply = await areal.post(route, content=body, headers={"content-type": "application/json"})
-    assert (reply.status_code, "the body is no JSON" in reply.text) == (422, True)
-
-
-@pytest.mark.parametrize("route", ["/update_weights_from_disk", "/load_lora_adapter"])
-@pytest.mark.parametrize("body", [b"", b"[]", b'{"model_path":1,"lora_path":1}'])
-async def test_a_body_of_another_form_is_refused_in_a_sentence(tmp_path: Path, route: str, body: bytes) -> None:
-    async with facing("http://127.0.0.1:9", tmp_path) as areal:
-        reply = await areal.post(route, content=body, headers={"content-type": "application/json"})
-    assert (reply.status_code, "no JSON object with" in reply.text) == (400, True)
+    assert (reply.status_code, said in reply.text) == (status, True)
 
 
 async def test_a_clients_request_never_carries_the_admin_key(engine: Server, tmp_path: Path) -> None:
@@ -99,15 +105,7 @@ async def test_a_path_with_two_readings_does_not_reach_an_engine_by_its_admin_ke
 ) -> None:
     """Of a facade that has no other key."""
     (tmp_path / "admin").write_text("opens-changes")
-    updates = Updates(tmp_path, "exp/trial", "http://127.0.0.1:9", checkpoints=tmp_path, timeout=1.0, token_file=None)
-    facade = Facade(
-        engine.url,
-        updates,
-        GroupCalls(updates, tmp_path / "spool"),
-        api_key=None,
-        admin_key=tmp_path / "admin",
-        tokens=FacadeTokens(),
-    )
+    facade, _ = facade_of(engine.url, tmp_path, admin_key=tmp_path / "admin")
     for load in ("update_weights_from_disk", "weights_checker"):
         async with listening(facade.app()) as server, attacking(server) as attacker:
             line = f"POST {path.format(load)} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
@@ -127,15 +125,7 @@ async def test_the_facades_own_token_does_not_go_on_to_the_engine(engine: Server
 
 
 async def test_a_half_sent_body_is_cut_off_and_the_engine_hears_nothing_of_it(engine: Server, tmp_path: Path) -> None:
-    updates = Updates(tmp_path, "exp/trial", "http://127.0.0.1:9", checkpoints=tmp_path, timeout=1.0, token_file=None)
-    facade = Facade(
-        engine.url,
-        updates,
-        GroupCalls(updates, tmp_path / "spool"),
-        api_key=None,
-        admin_key=None,
-        tokens=FacadeTokens(),
-    )
+    facade, _ = facade_of(engine.url, tmp_path)
     async with listening(facade.app(), request=0.3) as server, attacking(server) as attacker:
         await attacker.send(b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\n{")
         assert (await attacker.refused()).slug == "too-slow"
@@ -195,15 +185,7 @@ async def test_what_would_change_the_engine_is_refused_with_the_setting_that_cal
 
 async def test_a_bad_url_of_the_service_is_an_error_for_areal_and_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "new").mkdir()
-    updates = Updates(tmp_path, "exp/trial", "nonsense", checkpoints=tmp_path, timeout=1.0, token_file=None)
-    facade = Facade(
-        "http://127.0.0.1:9",
-        updates,
-        GroupCalls(updates, tmp_path / "spool"),
-        api_key=None,
-        admin_key=None,
-        tokens=FacadeTokens(),
-    )
+    facade, updates = facade_of("http://127.0.0.1:9", tmp_path, service="nonsense")
     transport = httpx.ASGITransport(cast("Any", facade.app()))
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as areal:
         reply = await areal.post("/update_weights_from_disk", json={"model_path": str(tmp_path / "new")})

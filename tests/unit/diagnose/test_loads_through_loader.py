@@ -112,7 +112,7 @@ def test_of_several_ranks_the_slowest_counts(plans: list[LoadPlan | None], loade
     rank_group = EngineRankGroup(
         tuple(Member(f"{n}", replace_plan(handshake, n, plan)) for n, plan in enumerate(plans)), "0.1.0"
     )
-    assert rank_group.loader == loader
+    assert rank_group.seen.loader == loader
 
 
 def doctor_says(seen: Reached) -> Finding:

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shutil
 import socket
 import sys
 import threading
@@ -16,7 +15,7 @@ from refitd.engine.plugin import Launch
 from refitd_client.contract.plugin import MAX_LINE, PluginRequest
 from refitd_inside.client import EngineRankGroup, Stock
 from refitd_inside.client import channels as channels_module
-from refitd_inside.client.channels import ChannelError, Channels, SocketFolder, SocketList
+from refitd_inside.client.channels import Channels, SocketFolder, SocketList
 from refitd_plugin.channel import Channel, Reply
 from support.plugged_mini import wait_for
 from support.sockets import short
@@ -64,15 +63,6 @@ def impostor(root: Path, name: str, talk: Callable[[socket.socket], None]) -> It
 def dead(root: Path, name: str) -> None:
     with socket.socket(socket.AF_UNIX) as left_over, short(folder(root) / name) as path:
         left_over.bind(path)
-
-
-async def test_a_channel_is_found_and_spoken_to(root: Path) -> None:
-    name = opened(root, lambda _: HELLO).name
-    channels = Channels(root)
-    rank_group = await channels.rank_group(LAUNCH)
-    assert isinstance(rank_group, EngineRankGroup)
-    assert [member.socket for member in rank_group.members] == [name]
-    assert await channels.ask_all(rank_group.members, {"do": "forget"}, 5.0) == [HELLO]
 
 
 async def test_a_request_to_known_ranks_does_not_list_all_sockets(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,26 +246,6 @@ async def test_engines_that_are_looked_at_within_a_second_share_what_a_list_of_t
     engines[0].doubt()
     assert await engines[0].rank_group(LAUNCH) == first[0]
     assert len(listed) == 5, "what is in doubt is not believed"
-
-
-async def test_a_socket_that_comes_is_noticed_once_the_sockets_are_listed_anew(root: Path) -> None:
-    sockets = SocketList(root, seconds=0.2)
-    channels = Channels(root, sockets)
-    assert isinstance(await channels.rank_group(LAUNCH), Stock)
-    opened(root, lambda _: HELLO)
-    async with asyncio.timeout(30):
-        while not isinstance(await channels.rank_group(LAUNCH), EngineRankGroup):
-            pass
-
-
-async def test_a_folder_that_is_gone_is_a_member_that_does_not_answer(root: Path) -> None:
-    opened(root, lambda _: HELLO)
-    channels = Channels(root)
-    rank_group = await channels.rank_group(LAUNCH)
-    assert isinstance(rank_group, EngineRankGroup)
-    shutil.rmtree(root)
-    (reply,) = await channels.ask_all(rank_group.members, {"do": "hello"}, 1.0)
-    assert isinstance(reply, ChannelError)
 
 
 async def test_descriptors_are_given_back_also_by_a_call_that_is_cancelled(root: Path) -> None:

@@ -5,18 +5,18 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from msgspec import structs
 
-from refitd.engine.plugin import LEASE_SECONDS, PROBES, Leads, leads_of
+from refitd.engine.plugin import LEASE_SECONDS, PROBES, Leads, service_name
 from refitd.engine.port import Outcome, Reached
 from refitd.engine.transaction import ServerEngine
 from refitd.policy.next_action import at_rest_interval
+from refitd.update.controller import service_leads
 from refitd_client.contract.plugin import Owner
 from refitd_plugin.rank_plugin import RequestHandler
 from refitd_plugin.update.rank_engine import LONGEST_SECONDS, LeaderLease
@@ -73,15 +73,6 @@ async def probed(engine: ServerEngine) -> Reached:
     seen = await engine.probe()
     assert isinstance(seen, Reached)
     return seen
-
-
-def test_the_second_service_is_told_who_leads_and_since_when(lease: LeaderLease, clock: Clock) -> None:
-    clock.now += 4
-    told = lease.take(OTHER, 30.0)
-    assert told == (
-        f"the engine is led by the refitd of root /mnt/one at gpu-1 (pid {os.getpid()}), which said so 4 s ago"
-    )
-    assert lease.leader() == told
 
 
 def test_a_service_that_restarts_takes_its_own_lease_again_at_once(lease: LeaderLease) -> None:
@@ -217,17 +208,16 @@ def test_a_service_keeps_its_name_in_its_state_folder(tmp_path: Path) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
     one.mkdir()
     other.mkdir()
-    first = leads_of(tmp_path, one, 2.0)
-    assert (first.owner.root, first.owner.pid, first.seconds) == (str(tmp_path), os.getpid(), LEASE_SECONDS)
-    assert leads_of(tmp_path, one, 2.0) == first
-    assert leads_of(tmp_path, other, 2.0).owner.service != first.owner.service
-    assert leads_of(tmp_path, one, 60.0) == replace(first, seconds=60.0 * PROBES)
+    assert service_name(one) == service_name(one) != service_name(other)
 
 
 def test_a_lease_outlasts_looks_also_where_many_engines_are_looked_at_seldom(tmp_path: Path) -> None:
     for engines in (1, 1000, 100_000):
-        leads = leads_of(tmp_path, tmp_path, 2.0, partial(at_rest_interval, 2.0, engines))
-        assert min(leads.lasts, LONGEST_SECONDS) >= PROBES * at_rest_interval(2.0, engines)
+        store = cast("Any", SimpleNamespace(engines=range(engines)))
+        leads = service_leads(store, tmp_path, tmp_path, 2.0, None)
+        assert leads is not None
+        assert (leads.owner.root, leads.owner.pid) == (str(tmp_path), os.getpid())
+        assert min(leads.lasts(), LONGEST_SECONDS) >= PROBES * at_rest_interval(2.0, engines)
 
 
 async def test_a_lease_is_renewed_at_once_where_so_many_engines_were_added_that_it_has_to_last_longer(
@@ -242,7 +232,9 @@ async def test_a_lease_is_renewed_at_once_where_so_many_engines_were_added_that_
 
     monkeypatch.setattr(LeaderLease, "take", noted)
     engine = sglang_engine(
-        sglang.url, root=root, leads=Leads(owner=FIRST, apart=lambda: at_rest_interval(0.0, engines[0]))
+        sglang.url,
+        root=root,
+        leads=Leads(owner=FIRST, lasts=lambda: max(LEASE_SECONDS, PROBES * at_rest_interval(0.0, engines[0]))),
     )
     try:
         for count in (1, 1, 1000, 1000):

@@ -16,7 +16,6 @@ import pytest
 from refitd.engine.port import Coming, Offered, Outcome, Reached, Refit, Stage, Target
 from refitd.engine.transaction import ServerEngine
 from refitd_plugin.memory.source import SourceRefusedError
-from refitd_plugin.update import loading
 from refitd_plugin.update.rank_engine import RankEngine
 from support.engines import sglang_engine
 from support.forged import write_delta
@@ -94,14 +93,6 @@ async def test_replicas_and_repeats_have_one_fingerprint_and_the_probe_finds_it_
         assert await after_a_restart_of_the_service.fingerprint() == first.fingerprint
 
 
-async def test_contents_that_differ_from_a_recorded_load_are_not_believed(root: Path, sglang: PluggedMini) -> None:
-    put(root, 1)
-    async with speaking_to(sglang, root) as engine:
-        done = await refit(engine, target(root, 1, fingerprint="plugin:xxh3:0"))
-    assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)
-    assert "clean load" in (done.reason or "")
-
-
 async def test_a_record_that_sglang_made_says_nothing_of_what_the_plugin_computes(
     root: Path, sglang: PluggedMini
 ) -> None:
@@ -139,14 +130,6 @@ async def test_one_rank_that_would_not_load_it_is_enough_and_the_others_let_go_o
         assert prepared(sglang) == [False, False]
 
 
-async def test_all_ranks_prepare_and_all_serve(root: Path) -> None:
-    put(root, 1)
-    with plugged_mini(root, size=2) as sglang:
-        async with speaking_to(sglang, root) as engine:
-            done = await refit(engine, target(root, 1))
-        assert (done.outcome, sglang.holds(1)) == (Outcome.ACK, True)
-
-
 async def test_files_that_change_after_they_were_prepared_are_refused_and_the_engine_goes_on(
     root: Path, sglang: PluggedMini
 ) -> None:
@@ -162,50 +145,6 @@ async def test_files_that_change_after_they_were_prepared_are_refused_and_the_en
     assert "not what it was when it was prepared" in (done.reason or "")
     assert sglang.changes == [PAUSE, LOAD, RESUME]
     assert sglang.holds(0)
-
-
-class _BrokenLoad:
-    """Lets loads fail after some tensors: one for each number, in their order."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *after: int) -> None:
-        self.left = list(after)
-        given = loading.TensorFeed._given
-
-        def failing(feed: Any) -> Iterator[Any]:
-            for number, item in enumerate(given(feed)):
-                if self.left and number == self.left[0]:
-                    self.left.pop(0)
-                    raise RuntimeError("a bad day")
-                yield item
-
-        monkeypatch.setattr(loading.TensorFeed, "_given", failing)
-
-
-async def test_a_load_that_was_put_back_leaves_what_was_there_and_the_engine_goes_on(
-    root: Path, sglang: PluggedMini, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put(root, 1)
-    _BrokenLoad(monkeypatch, 3)
-    async with speaking_to(sglang, root) as engine:
-        done = await refit(engine, target(root, 1))
-        assert (done.outcome, done.resumed) == (Outcome.NACK, True)
-        assert "what was there is back: RuntimeError: a bad day" in (done.reason or "")
-        assert sglang.holds(0)
-        assert (await refit(engine, target(root, 1))).outcome is Outcome.ACK
-    assert sglang.changes == [PAUSE, LOAD, RESUME] * 2
-
-
-async def test_a_load_that_could_not_be_put_back_leaves_the_engine_paused(
-    root: Path, sglang: PluggedMini, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put(root, 1)
-    _BrokenLoad(monkeypatch, 3, 1)
-    async with speaking_to(sglang, root) as engine:
-        done = await refit(engine, target(root, 1))
-        assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)
-        assert sglang.changes == [PAUSE, LOAD]
-        repaired = await refit(engine, target(root, 1, repairs=True))
-    assert (repaired.outcome, repaired.resumed, sglang.holds(1)) == (Outcome.ACK, True, True)
 
 
 async def test_an_engine_that_sees_another_folder_under_that_name_refuses(root: Path, sglang: PluggedMini) -> None:

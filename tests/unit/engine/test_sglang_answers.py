@@ -6,7 +6,7 @@ import pytest
 
 from refitd.engine.http import Reply
 from refitd.engine.replies import Loaded, Loading, Unclear, Untouched
-from refitd.engine.sglang.info import NotFlushed, what_happened
+from refitd.engine.sglang.info import what_happened
 from refitd_client.contract.plugin import MARK, Answer, UpdateOutcome
 
 NOT_FLUSHED = "Weights were updated, but the cache was not flushed because requests are still running or queued."
@@ -21,7 +21,7 @@ def answer(outcome: UpdateOutcome, reason: str = "", contents: str = "xxh3:1") -
 SERVED, REFUSED, RESTORED, UNKNOWN = (answer(outcome, "so it is") for outcome in UpdateOutcome)
 
 
-def happened(status: int, *said: str, ranks: int | None = None) -> Loading | NotFlushed:
+def happened(status: int, *said: str, ranks: int | None = None) -> Loading:
     data = {"success": status == 200, "message": " | ".join(said)}
     return what_happened(Reply(status, json.dumps(data).encode()), len(said) if ranks is None else ranks)
 
@@ -61,6 +61,8 @@ def test_what_was_refused_or_put_back_is_vouched_for(said: list[str]) -> None:
         [REFUSED.replace('"protocol":1', '"protocol":2')],
         [REFUSED, "Failed to update weights: shape.\nRolling back to original weights."],
         [REFUSED, NOT_FLUSHED],
+        [SERVED, NOT_FLUSHED],
+        [NOT_FLUSHED],
         [SERVED],  # and the server says that it failed
     ],
 )
@@ -70,11 +72,6 @@ def test_what_is_not_known_of_every_rank_is_not_known(said: list[str]) -> None:
 
 def test_a_rank_that_says_nothing_is_missed() -> None:
     assert isinstance(happened(400, REFUSED, ranks=2), Unclear)
-
-
-def test_a_rank_whose_cache_was_not_flushed_has_loaded_nevertheless() -> None:
-    assert isinstance(happened(400, SERVED, NOT_FLUSHED), NotFlushed)
-    assert isinstance(happened(400, NOT_FLUSHED), NotFlushed)
 
 
 def test_a_reason_that_quotes_sglang_is_no_word_of_sglangs() -> None:

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from refitd.engine.plugin import Launch
+from refitd.engine.plugin import Launch, PluginSeen
 from refitd.engine.port import Outcome, Reached, Refit, Target
-from refitd_inside.client import EngineRankGroup
 from support.engines import sglang_engine
 from support.scripted_sglang import ScriptedSglang, scripted_sglang
 
@@ -25,10 +24,9 @@ def started(version: str = "0.5.23", **told: Any) -> Iterator[ScriptedSglang]:
 async def updated(sglang: ScriptedSglang, *, plugged: bool = False) -> tuple[Reached, Refit]:
     engine = sglang_engine(sglang.url)
     if plugged:
-        group = EngineRankGroup((), "0.1.0")
 
         async def look(launch: Launch) -> None:
-            engine.plugin._rank_group = group  # pyright: ignore[reportPrivateUsage]
+            engine.plugin.seen = PluginSeen(release="0.1.0")
 
         engine.plugin.look = look  # pyright: ignore[reportPrivateUsage]
     seen = await engine.probe()

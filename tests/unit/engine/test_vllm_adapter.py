@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 
-from refitd.engine.plugin import Launch
+from refitd.engine.plugin import Launch, PluginSeen
 from refitd.engine.port import UNNAMED, Outcome, Reached, Refit, Stage, Target, Unreached
 from refitd.engine.transaction import ServerEngine
 from refitd.engine.vllm import contents
 from refitd.policy.observe import Expected, after_probe
-from refitd_inside.client import EngineRankGroup
 from support.engines import vllm_engine
 from support.records import engine as record
 from support.scripted_server import Step, answer, cut, hang_up, page, silence
@@ -341,7 +340,7 @@ async def test_several_ranks_with_the_extension_are_sent_no_load_that_the_extens
     """Of a folder that others wrote vLLM's own reload would fail on one rank, and the answers would not show it."""
     with scripted_vllm(told=TWO, ranks=2) as vllm:
         async with speaking_to(vllm) as engine:
-            engine.plugin._rank_group = EngineRankGroup((), "0.1.0")  # pyright: ignore[reportPrivateUsage]
+            engine.plugin.seen = PluginSeen(release="0.1.0")
 
             async def look(launch: Launch, *, anew: bool = False) -> None: ...
 

@@ -52,18 +52,3 @@ async def test_an_adapter_that_the_server_does_not_compute_with_is_unloaded_and_
     assert vllm.adapters == {"actor-v6": "/mnt/weights/run/v6"}
     # vLLM would read it from a folder that may be gone, and die.
     assert not [seen for seen in vllm.server.seen if seen.path == "/v1/completions" and b"actor-v6" in seen.body]
-
-
-async def test_an_adapter_before_its_first_step_answers_as_the_model_and_is_served(tmp_path: Path) -> None:
-    write(tmp_path, b=0.0)
-    async with deaf(tmp_path) as (vllm, engine):
-        done = await refit(engine)
-    assert (done.outcome, done.reason) == (Outcome.ACK, None)
-    assert vllm.adapters == {"actor-v7": TARGET.path}
-
-
-async def test_equal_answers_whose_files_cannot_be_read_are_not_believed(tmp_path: Path) -> None:
-    async with deaf(tmp_path) as (vllm, engine):
-        done = await refit(engine)
-    assert (done.outcome, vllm.adapters) == (Outcome.NACK, {})
-    assert "cannot be read" in (done.reason or "")

@@ -17,7 +17,7 @@ from refitd.engine.port import Outcome, Target, Unreached
 from refitd.engine.transaction import ServerEngine
 from refitd.engine.vllm import dialect
 from support.engines import vllm_adapters, vllm_engine
-from support.scripted_server import PATIENCE, Step, hang_up, silence
+from support.scripted_server import PATIENCE, Step, silence
 from support.scripted_vllm import DEAD, ScriptedVllm, config, error, scripted_vllm
 
 TARGET = Target(path="/root/v7", label="7")
@@ -129,28 +129,6 @@ async def test_a_load_that_takes_long_is_waited_for_unless_vllm_itself_says_that
             done = await engine.refit(TARGET, lambda _: None)
     assert done.outcome is Outcome.ACK
     assert vllm.loads == ["/root/v7"]
-
-
-async def test_the_wait_for_a_load_of_before_ends_as_well() -> None:
-    with scripted_vllm() as vllm:
-        async with speaking_to(vllm) as engine:
-            vllm.on(LOAD, hang_up)
-            await engine.refit(TARGET, lambda _: None)
-            vllm.on("/weight_info", dies(vllm))
-            beside = await engine.refit(REPAIR, lambda _: None)
-    assert (beside.outcome, beside.resumed) == (Outcome.UNREACHABLE, False)
-    assert beside.reason == "its engine has died: restart it"
-    assert vllm.changes == [PAUSE, LOAD]
-
-
-async def test_the_wait_for_requests_in_flight_ends_as_well() -> None:
-    with scripted_vllm() as vllm:
-        async with speaking_to(vllm, "wait") as engine:
-            vllm.on("/sleep", dies(vllm))
-            done = await engine.refit(TARGET, lambda _: None)
-    assert done.outcome is Outcome.UNREACHABLE
-    assert done.reason == "its engine has died: restart it"
-    assert LOAD not in vllm.changes
 
 
 async def test_a_refit_that_is_cancelled_in_a_load_closes_its_connection_and_looks_no_more() -> None:

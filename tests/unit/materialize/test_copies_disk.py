@@ -49,14 +49,6 @@ async def test_a_copy_is_the_full_version_with_all_deltas_and_the_next_service_f
     assert (tmp_path / copy.path / "model.safetensors.index.json").exists()
 
 
-async def test_a_copy_is_made_from_another_that_is_read_meanwhile(tmp_path: Path, trainer: Trainer) -> None:
-    versions, copies = chain(trainer, tmp_path, 3), DiskCopies(tmp_path)
-    read = await copies.write(ordered(versions[0], versions[1:2]))
-    made = await copies.write(ordered(read, versions[2:]))
-    assert same(in_folder(tmp_path / read.path), trainer.history[2])
-    assert same(in_folder(tmp_path / made.path), trainer.history[3])
-
-
 async def test_a_file_that_can_be_a_reflink_is_written_only_where_it_changes(
     tmp_path: Path, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

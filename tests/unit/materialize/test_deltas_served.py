@@ -137,19 +137,6 @@ async def test_the_copy_that_a_delta_is_written_into_is_a_stage_of_its_update_an
         assert (validate.start_time or 0) < (copy.end_time or 0) <= (load.start_time or 0)
 
 
-async def test_a_copy_that_is_written_when_its_delta_is_served_already_is_no_stage_of_its_update(
-    tmp_path: Path,
-) -> None:
-    async with followed(tmp_path) as (stage, trainer):
-        await served(stage, trainer)
-        await served(stage, trainer)
-        record = stage.store.versions["run~v000002"]
-        stage.store.put_version(record.having(timings={"load": 1.0}))
-        copy = next(copy for copy in stage.materializer._copies.values() if copy.holds == record.id)
-        stage.materializer._written(record, copy, 5.0)
-        assert stage.store.versions[record.id].career.timings == {"load": 1.0}
-
-
 async def test_a_delta_that_stands_on_nothing_is_told_and_engines_stay_until_a_full_one_comes(tmp_path: Path) -> None:
     """The trainer hears that a full version is needed, also where it does not wait."""
     async with followed(tmp_path) as (stage, trainer):
@@ -236,33 +223,6 @@ async def test_damage_that_only_the_digests_of_a_copy_show_is_in_the_log(tmp_pat
         (text,) = [text for text in await log_of(stage) if "is not what it was when it was checked" in text]
         assert text.startswith(shard.name)
         assert text.endswith(f"is made from another than {source.relative_to(stage.root)}")
-
-
-async def test_a_delta_whose_copy_was_changed_is_made_from_the_full_version_at_once(tmp_path: Path) -> None:
-    """Its trainer is not told that it cannot be served."""
-    async with followed(tmp_path) as (stage, trainer):
-        for _ in range(3):
-            await served(stage, trainer)
-        source = Path(stage.engines["a"].path)
-        flip_a_byte(source)
-        await served(stage, trainer)
-        assert same(in_folder(stage.engines["a"].path), trainer.weights)
-        assert [text for text in await log_of(stage) if "not those that were checked" in text] == [
-            f"the files in .refitd/copies/run/{source.name} are not those that were checked: "
-            f"the copy of run~v000004 is made from another than .refitd/copies/run/{source.name}"
-        ]
-
-
-async def test_copies_of_a_run_that_publishes_in_full_again_are_taken_away(tmp_path: Path) -> None:
-    async with followed(tmp_path, keep_last=1) as (stage, trainer):
-        for _ in range(3):
-            await served(stage, trainer)
-        trainer.base = lambda: Full("for a reason")
-        assert await served(stage, trainer) is Kind.FULL
-        await stage.sweep()
-        await stage.sweep()
-        assert not [path for path in (stage.root / ".refitd/copies").rglob("*") if path.is_file()]
-        assert [path.name for path in (stage.root / "run").glob("v*")] == ["v000004"]
 
 
 async def test_copies_of_a_run_that_has_ended_are_taken_away_when_its_engines_follow_another(tmp_path: Path) -> None:

@@ -105,14 +105,6 @@ async def test_a_version_that_gpus_proved_is_served_and_says_so(tmp_path: Path, 
         assert any("proved by the GPUs of a:1" in entry["text"] for entry in log)
 
 
-async def test_a_version_without_fingerprints_is_read_by_the_service(tmp_path: Path, read: list[str]) -> None:
-    async with serving(tmp_path) as stage:
-        await with_gpus(stage, "a")
-        publish(stage, fingerprints=False)
-        assert await settled(stage) is VersionState.SEALED
-        assert (read, stage.store.versions[ONE].verdict.proved_by) == (["run/v000001"], ())
-
-
 async def test_a_version_without_a_manifest_is_read_once_for_its_verdict_and_its_fingerprints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,15 +124,6 @@ async def test_a_version_without_a_manifest_is_read_once_for_its_verdict_and_its
         assert kept is not None
         found = fingerprints([torch.from_numpy(each) for each in tensors(1).values()])
         assert kept.fingerprints == dict(zip(tensors(1), map(to_text, found), strict=True))
-
-
-async def test_where_one_engine_has_no_gpu_that_proves_the_service_reads(tmp_path: Path, read: list[str]) -> None:
-    async with serving(tmp_path, names=("a", "b")) as stage:
-        await with_gpus(stage, "a")
-        await stage.until_engines()
-        publish(stage)
-        assert await settled(stage) is VersionState.SEALED
-        assert (read, stage.store.versions[ONE].verdict.proved_by) == (["run/v000001"], ())
 
 
 @pytest.mark.parametrize("setting", [Prove.SERVICE, Prove.BOTH])

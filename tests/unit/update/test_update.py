@@ -20,20 +20,10 @@ from support.simulated_engine import SimulatedEngine
 
 A, B = "a:1", "b:1"
 TAINTED = Refit(outcome=Outcome.TAINTED, resumed=False, reason="the reply was lost")
-REFUSED = Refit(outcome=Outcome.NACK, resumed=True, reason="no such shard")
 
 
 def two() -> dict[str, SimulatedEngine]:
     return {"a": SimulatedEngine(), "b": SimulatedEngine()}
-
-
-async def test_a_sealed_version_reaches_every_engine_and_is_marked_as_served(tmp_path: Path) -> None:
-    async with running(tmp_path, two()) as stage:
-        stage.store.put_version(version(1))
-        await stage.until(lambda: stage.store.versions[version(1).id].served_at is not None)
-        assert {engine.label for engine in stage.engines.values()} == {"1"}
-        assert not any(engine.paused for engine in stage.engines.values())
-        assert stage.store.updates["run"].state is UpdateState.COMPLETE
 
 
 async def test_newest_wins_and_skipped_versions_are_counted(tmp_path: Path) -> None:
@@ -115,31 +105,6 @@ async def test_an_engine_that_was_out_of_reach_for_a_while_is_not_loaded_again(t
         assert engine.loads == ["/root/run/v000001"]
 
 
-async def test_a_tainted_engine_stays_paused_until_it_is_repaired(tmp_path: Path) -> None:
-    engine = SimulatedEngine()
-    engine.script = [TAINTED]
-    async with running(tmp_path, {"a": engine}) as stage:
-        stage.store.put_version(version(1))
-        await stage.until(lambda: stage.store.engines[A].state is EngineState.TAINTED)
-        assert engine.paused
-        await stage.until(lambda: stage.store.engines[A].state is EngineState.IN_SYNC)
-        assert engine.resumes == 0
-        assert not engine.paused
-
-
-async def test_a_refused_version_leaves_the_engine_on_the_old_one_and_is_tried_again(tmp_path: Path) -> None:
-    engine = SimulatedEngine()
-    engine.script = [Refit(outcome=Outcome.ACK, resumed=True), REFUSED]
-    async with running(tmp_path, {"a": engine}) as stage:
-        stage.store.put_version(version(1))
-        await stage.until(lambda: stage.store.engines[A].serving == version(1).id)
-        stage.store.put_version(version(2))
-        await stage.until(lambda: stage.store.engines[A].state is EngineState.NACKED)
-        assert stage.store.engines[A].serving == version(1).id
-        assert stage.store.engines[A].reason == "no such shard"
-        await stage.until(lambda: stage.store.engines[A].serving == version(2).id)
-
-
 async def test_a_resume_that_was_lost_is_sent_again(tmp_path: Path) -> None:
     engine = SimulatedEngine()
     engine.script = [Refit(outcome=Outcome.ACK, resumed=False)]
@@ -147,20 +112,6 @@ async def test_a_resume_that_was_lost_is_sent_again(tmp_path: Path) -> None:
         stage.store.put_version(version(1))
         await stage.until(lambda: engine.resumes > 0 and not stage.store.engines[A].debts.resume_owed)
         assert not engine.paused
-
-
-async def test_a_rollback_rolls_forward_to_the_earlier_version_and_newer_ones_roll_as_usual(tmp_path: Path) -> None:
-    async with running(tmp_path, {"a": SimulatedEngine()}) as stage:
-        for step in (1, 2):
-            stage.store.put_version(version(step))
-            await stage.until(lambda step=step: stage.store.engines[A].serving == version(step).id)
-        first = stage.store.updates["run"].number
-        bad = stage.store.versions[version(2).id]
-        stage.store.put_version(bad.having(barred=True))
-        await stage.until(lambda: stage.store.engines[A].serving == version(1).id)
-        assert stage.store.updates["run"].number > first
-        stage.store.put_version(version(3))
-        await stage.until(lambda: stage.store.engines[A].serving == version(3).id)
 
 
 async def test_files_that_changed_since_they_were_sealed_are_not_loaded(tmp_path: Path) -> None:
@@ -187,27 +138,6 @@ async def test_a_service_that_died_in_mid_update_takes_the_engine_for_tainted(tm
     loads = len(engine.loads)
     async with running(tmp_path, {"a": engine}) as stage:
         await stage.until(lambda: len(engine.loads) > loads and stage.store.engines[A].state is EngineState.IN_SYNC)
-
-
-async def test_a_service_that_restarts_does_not_load_what_is_served_already(tmp_path: Path) -> None:
-    engine = SimulatedEngine()
-    async with running(tmp_path, {"a": engine}) as stage:
-        stage.store.put_version(version(1))
-        await stage.until(lambda: stage.store.engines[A].serving == version(1).id)
-    async with running(tmp_path, {"a": engine}) as stage:
-        await stage.until(lambda: engine.resumes > 0)
-        assert stage.store.engines[A].serving == version(1).id
-    assert len(engine.loads) == 1
-
-
-async def test_contents_that_differ_from_the_record_are_not_served_whatever_the_label_says(tmp_path: Path) -> None:
-    engine = SimulatedEngine()
-    async with running(tmp_path, {"a": engine}) as stage:
-        stage.store.put_version(version(1))
-        await stage.until(lambda: stage.store.engines[A].serving == version(1).id)
-    engine.contents = "something else under the same label"
-    async with running(tmp_path, {"a": engine}) as stage:
-        await stage.until(lambda: len(engine.loads) == 2 and stage.store.engines[A].state is EngineState.IN_SYNC)
 
 
 async def test_two_runs_and_an_unbound_engine_are_explained(tmp_path: Path) -> None:

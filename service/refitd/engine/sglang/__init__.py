@@ -29,8 +29,6 @@ from refitd.engine.transaction import ServerEngine
 
 
 class SglangAdapters(NamedAdapters):
-    """One SGLang server that serves adapters called `name-v<label>`, some at a time."""
-
     server = "SGLang"
     probe_route = "/model_info"
     load_route, unload_route = "/load_lora_adapter", "/unload_lora_adapter"

@@ -17,15 +17,14 @@ from refitd.engine.http import (
     Reply,
     Transport,
 )
-from refitd.engine.plugin import PluginPort
+from refitd.engine.plugin import Plugin
 from refitd.engine.port import ChangeCheck, Obstacle, Reached, Target, Unreached
-from refitd.engine.replies import Loading, Unclear, Untouched, meaning_of_check, way_in
+from refitd.engine.replies import Loading, Untouched, meaning_of_check, way_in
 from refitd.engine.sglang.info import (
     OLDEST,
     TRIAL,
     WORDS,
     ModelInfo,
-    NotFlushed,
     PrefixStores,
     SglangRelease,
     SglangServerInfo,
@@ -121,7 +120,7 @@ class SglangDialect:
             draft=draft_of(self._server, self._startup_path),
         )
 
-    async def find_plugin(self, plugin: PluginPort) -> None:
+    async def find_plugin(self, plugin: Plugin) -> None:
         if self._server is not None:
             await plugin.look(self._server.launch)
 
@@ -135,7 +134,6 @@ class SglangDialect:
         return obstacles(self._server, draft, plugged=plugged, in_pair=self._in_pair)
 
     async def left_alone(self) -> str | None:
-        """See `Dialect`. It does not sleep while it answers."""
         return None
 
     async def hold(
@@ -155,14 +153,17 @@ class SglangDialect:
         return contents if isinstance(contents, NoReply) else Before(fingerprint=contents)
 
     async def load(self, target: Target, within: float, *, plugged: bool) -> Loading:
-        happened = await self._load(target, within)
-        if isinstance(happened, NotFlushed):
-            # Something else has paused it in place since: requests hold on to what the old weights computed.
-            await self._pause("retract", drains=False)
-            happened = await self._load(target, within)
-            if isinstance(happened, Untouched):  # untouched since the first try, which has written
-                return Unclear(f"its cache was not flushed, and then {happened.reason}")
-        return Unclear(happened.reason) if isinstance(happened, NotFlushed) else happened
+        order: dict[str, Any] = {
+            "model_path": target.path,
+            "load_format": "auto",  # explicit: a server that was started with dummy weights would load dummies
+            "weight_version": target.label,
+            "flush_cache": True,
+            "abort_all_requests": False,
+            "torch_empty_cache": False,
+        }
+        reply = await self.http.post(_UPDATE, order, within)
+        ranks = 1 if self._server is None else self._server.launch.dp_ranks
+        return what_happened(reply, ranks, drafts=self._server is None or self._server.drafts)
 
     async def untouched(self, before: Before) -> Shown:
         after = await self._contents()
@@ -270,19 +271,6 @@ class SglangDialect:
         if reply.ok and "cleared" in reply.text:  # which a proxy's page with a 200 does not say
             return None
         return f"its prefixes beyond the GPU (HiCache, LMCache) were not cleared: {_CLEAR} was answered {reply.status}"
-
-    async def _load(self, target: Target, within: float) -> Loading | NotFlushed:
-        order: dict[str, Any] = {
-            "model_path": target.path,
-            "load_format": "auto",  # explicit: a server that was started with dummy weights would load dummies
-            "weight_version": target.label,
-            "flush_cache": True,
-            "abort_all_requests": False,
-            "torch_empty_cache": False,
-        }
-        reply = await self.http.post(_UPDATE, order, within)
-        ranks = 1 if self._server is None else self._server.launch.dp_ranks
-        return what_happened(reply, ranks, drafts=self._server is None or self._server.drafts)
 
 
 async def check_changes(http: Transport) -> ChangeCheck:

@@ -48,7 +48,7 @@ from refitd.engine.replies import (
     read_trial_form,
     refused_at_the_door,
 )
-from refitd_client.contract.plugin import MARK, Answer, UpdateOutcome, answers_in
+from refitd_client.contract.plugin import Answer, answers_in
 
 OLDEST = (0, 5, 12)
 _NAMES_STARTUP = (0, 5, 18)
@@ -86,7 +86,6 @@ class SglangRelease:
 
     @property
     def supported(self) -> bool:
-        """Whether refitd can drive it."""
         return self._has(OLDEST, where_unknown=True)
 
     @property
@@ -118,8 +117,6 @@ def release_of(version: str) -> SglangRelease:
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
-    """The part of /model_info that matters here."""
-
     model_path: str
     weight_version: str | None = None
 
@@ -190,7 +187,6 @@ class SglangServerInfo(msgspec.Struct, frozen=True):
 
     @property
     def release(self) -> SglangRelease:
-        """What its release can do."""
         return release_of(self.version)
 
     @property
@@ -226,7 +222,6 @@ class SglangServerInfo(msgspec.Struct, frozen=True):
 
     @property
     def stores(self) -> PrefixStores:
-        """Where it keeps prefixes beyond its GPU."""
         hicache, backend, radix = self.enable_hierarchical_cache, self.hicache_storage_backend, self.radix_cache_backend
         offloads, linker = self.disaggregation_decode_enable_offload_kvcache, self.enable_unified_cache_external_linker
         flags, unclearable = (hicache, self.enable_lmcache, offloads, linker), None
@@ -256,7 +251,6 @@ class SglangServerInfo(msgspec.Struct, frozen=True):
 
     @property
     def launch(self) -> Launch:
-        """What tells this server from others, and how many processes hold its weights."""
         return Launch(
             port=self.port if isinstance(self.port, int) else None,
             seed=self.random_seed if isinstance(self.random_seed, int) else None,
@@ -349,7 +343,6 @@ def obstacles(server: SglangServerInfo, draft: str | None, *, plugged: bool, in_
 
 
 def adapter_obstacles(server: SglangServerInfo) -> Iterator[Obstacle]:
-    """What is in the way of LoRA adapters, the worst first."""
     if server.role is not None:
         text = f"it does the {server.role} of others (--disaggregation-mode), and refitd loads adapters into one server"
         yield Obstacle(text=text, fix="start a server that prefills and decodes")
@@ -361,8 +354,6 @@ def adapter_obstacles(server: SglangServerInfo) -> Iterator[Obstacle]:
 _REFUSES = "Failed to get weights iterator"
 # Some kernels and models cannot be updated at all, which SGLang (0.5.23) says before it reads anything.
 _TAKES_NONE = "Online weight updates "
-_IS_STALE = "cache was not flushed"
-_SUCCEEDED = "Succeeded to update model weights"
 WORDS = ServerWords(
     name="SGLang",
     one="an SGLang server",
@@ -378,14 +369,7 @@ TRIAL: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class NotFlushed:
-    """New weights, but the cache holds what the old ones computed, and path and label are the old ones."""
-
-    reason: str
-
-
-def what_happened(reply: Reply | NoReply, ranks: int = 1, *, drafts: bool = False) -> Loading | NotFlushed:
+def what_happened(reply: Reply | NoReply, ranks: int = 1, *, drafts: bool = False) -> Loading:
     """Say what an update call did to an engine. `ranks`: data-parallel ranks of the engine. `drafts`: whether a draft
     model is loaded after the model, so that a refusal may be of the draft model alone.
     """
@@ -398,19 +382,15 @@ def what_happened(reply: Reply | NoReply, ranks: int = 1, *, drafts: bool = Fals
     return _said_by_sglang(reply, reply.message.split(" | "), drafts=drafts)
 
 
-def _said_by_plugin(reply: Reply, answers: list[Answer], ranks: int) -> Loading | NotFlushed:
-    """What the plugin says counts: SGLang's sentences of the same kind may be quoted in it.
-
-    Only of the cache SGLang speaks last, in place of the plugin's answer.
+def _said_by_plugin(reply: Reply, answers: list[Answer], ranks: int) -> Loading:
+    """What the plugin says counts: SGLang's sentences of the same kind may be quoted in it. A rank whose cache was not
+    flushed gives SGLang's sentence alone, and so counts as one that has not answered.
     """
-    stale = [part for part in reply.message.split(" | ") if _IS_STALE in part and MARK not in part]
-    if stale and len(stale) + len(answers) == ranks and all(each.outcome is UpdateOutcome.SERVED for each in answers):
-        return NotFlushed(_answered(reply))
     happened = meaning_of_answers(answers, ranks)
     return Unclear(_answered(reply)) if isinstance(happened, Loaded) and not _has_succeeded(reply) else happened
 
 
-def _said_by_sglang(reply: Reply, ranks: list[str], *, drafts: bool) -> Loading | NotFlushed:
+def _said_by_sglang(reply: Reply, ranks: list[str], *, drafts: bool) -> Loading:
     """Decide by the sentences of all data-parallel ranks, which SGLang joins. If they differ it is unclear."""
     if _has_succeeded(reply):
         return Loaded()
@@ -419,8 +399,6 @@ def _said_by_sglang(reply: Reply, ranks: list[str], *, drafts: bool) -> Loading 
     takes_none = not drafts and all(rank.startswith(_TAKES_NONE) for rank in ranks)
     if is_validation or takes_none or all(_REFUSES in rank for rank in ranks):
         return Untouched(f"the engine refused: {reply.short_message}")
-    if reply.data is not None and all(_IS_STALE in rank or _SUCCEEDED in rank for rank in ranks):
-        return NotFlushed(_answered(reply))
     return Unclear(_answered(reply))
 
 
@@ -456,7 +434,6 @@ def fingerprint_in(reply: Reply) -> str | None:
 
 
 def digest_of(checksums: list[dict[str, str]]) -> str:
-    """One digest over all ranks' tensors."""
     each = sorted(msgspec.json.encode(rank, order="sorted") for rank in checksums)
     return f"xxh3:{xxhash.xxh3_128(b''.join(each)).hexdigest()}"
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import cycle
 
-from refitd.engine.plugin import PluginPort
+from refitd.engine.plugin import Plugin
 from refitd.engine.port import (
     ChangeCheck,
     Coming,
@@ -51,7 +51,6 @@ class Together:
 
     @property
     def may_load(self) -> bool:
-        """Whether loads may have been sent."""
         return self._decided.is_set() and self.fault is None
 
     def arrive(self, member: str, fault: str | None = None) -> None:
@@ -72,18 +71,15 @@ class Together:
 class PairMember(ServerEngine):
     """One server of a pair. It is resumed with the others, and never by itself."""
 
-    def __init__(self, dialect: SglangDialect, plugin: PluginPort, load_timeout: float) -> None:
-        """Make no call yet. `dialect`: of a server that is updated together with others."""
+    def __init__(self, dialect: SglangDialect, plugin: Plugin, load_timeout: float) -> None:
         super().__init__(dialect, plugin, load_timeout)
         self.sglang = dialect
 
     @property
     def url(self) -> str:
-        """Of the server."""
         return self.sglang.http.url
 
     async def refit_in(self, together: Together, target: Target, on_stage: Callable[[Stage], None]) -> Refit:
-        """Take part in a refit of the pair."""
         why = "it broke off"
         try:
             done = await self.refit(target, on_stage, partial(together.others_paused, self.url))
@@ -202,7 +198,6 @@ class SglangPair:
         return all(await asyncio.gather(*(member.resume() for member in self._members)))
 
     async def check_changes(self) -> ChangeCheck:
-        """See `EnginePort`. The first one that does not open is the pair's."""
         found = await asyncio.gather(*(member.check_changes() for member in self._members))
         return next((each for each in found if each.fault is not None), found[0])
 

@@ -59,8 +59,6 @@ class _Known:
 
 
 class VllmAdapters(NamedAdapters):
-    """One vLLM server that serves adapters called `name-v<label>`, some at a time."""
-
     server = "vLLM"
     probe_route = "/weight_info"
     load_route, unload_route = LORA, "/v1/unload_lora_adapter"

@@ -83,7 +83,6 @@ class _Checksums(msgspec.Struct):
 
 
 def read_digests(reply: Reply | NoReply) -> Digests | NoReply | None:
-    """The answer of /weight_checker; None where the server cannot tell."""
     if isinstance(reply, NoReply):
         return reply
     try:
@@ -265,7 +264,6 @@ def not_opened(reply: Reply | NoReply, ranks: int) -> Unclear | str | None:
 
 
 def results(reply: Reply) -> list[Any] | None:
-    """What each process answered to a /collective_rpc; None where that is not in the reply."""
     found = (reply.data or {}).get("results")
     return cast("list[Any]", found) if isinstance(found, list) else None
 

@@ -23,7 +23,7 @@ from refitd.engine.http import (
     Reply,
     Transport,
 )
-from refitd.engine.plugin import PluginPort
+from refitd.engine.plugin import Plugin
 from refitd.engine.port import DRAFT_LEFT, UNNAMED, ChangeCheck, Obstacle, Process, Reached, Target, Unreached
 from refitd.engine.replies import Failed, Loading, Unclear, Untouched, meaning_of_check, way_in
 from refitd.engine.transaction import Before, Shown
@@ -149,7 +149,7 @@ class VllmDialect:
             self._last = Target(path=path, label=label)
         return None
 
-    async def find_plugin(self, plugin: PluginPort) -> None:
+    async def find_plugin(self, plugin: Plugin) -> None:
         """See `Dialect`. Has the channel of the extension opened where it is not open: once for each process.
 
         A server that was started with `--worker-extension-cls refitd_vllm.Worker`, and in whose processes no plugin of
@@ -161,7 +161,7 @@ class VllmDialect:
             return
         await plugin.look(server.launch)
         is_asked = self._opens is None or not is_extended(self._can) or server.process == self._asked_to_open
-        if plugin.release is not None or is_asked or self._can.replicas > 1:
+        if plugin.seen.release is not None or is_asked or self._can.replicas > 1:
             return
         known = {"instance": server.process.started or "", "root": self._opens}
         reply = await self.http.post(CALL, {"method": "refitd_open", "kwargs": known}, CALL_SECONDS)

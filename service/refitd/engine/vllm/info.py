@@ -122,7 +122,6 @@ class _Parallel(msgspec.Struct, frozen=True):
 
     @property
     def group(self) -> int:
-        """The processes of one data-parallel replica."""
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.prefill_context_parallel_size
 
 
@@ -185,8 +184,6 @@ class _Told(msgspec.Struct, frozen=True):
 
 
 class Release(msgspec.Struct, frozen=True):
-    """The answer to /version."""
-
     version: str
 
 
@@ -197,7 +194,6 @@ class Label(msgspec.Struct, frozen=True):
 
 
 def read_release(reply: Reply | NoReply, url: str) -> Release | str:
-    """The server's release, or a sentence on why that cannot be said."""
     return _read(reply, Release, url, "/version")
 
 
@@ -278,7 +274,6 @@ def is_dead(reply: Reply) -> bool:
 
 
 def is_extended(can: Capabilities) -> bool:
-    """Whether its workers were extended with a class of refitd's."""
     return (can.extension or "").startswith(_EXTENSION)
 
 

@@ -238,13 +238,9 @@ class RefitdEngine(EnginePort):
     async def _settled(
         self, version: str | None, patience: float, hears: Hears, *, is_pulled: bool = False
     ) -> Following | None:
-        """Wait until the host has what was ordered, refuses it, makes no progress, or waits for its own operator; None
-        where it does not report.
-
-        Args:
-            patience: seconds without progress.
-            hears: gets what the host says of its engines.
-            is_pulled: it is enough that the version is there and good, and the host's engines are about to be loaded.
+        """Wait until the host has what was ordered, refuses it, makes no progress for `patience` seconds, or waits for
+        its own operator; None where it does not report. `is_pulled`: it is enough that the version is there and good,
+        and the host's engines are about to be loaded.
         """
         clock, told, is_new = self._line.clock, self._line.told, False
         ends, seen = clock.monotonic() + patience, set[tuple[str | None, int, str | None]]()

@@ -245,13 +245,8 @@ def connector(
     leads: Leads | None = None,
     kinds: Sequence[EngineKind] = KINDS,
 ) -> Callable[[EngineSpec], EnginePort]:
-    """Return a function that makes the adapter for an engine. It reads no file and calls no server yet.
-
-    Args:
-        access: how engines are driven; the default keys among it.
-        guard: says which addresses may be called.
-        is_named: says which engines are sent the default keys.
-        leads: what plugins are told of the service that loads their engines.
+    """Return a function that makes the adapter for an engine. It reads no file and calls no server yet. `is_named`:
+    says which engines are sent the default keys.
     """
 
     plugins = plugins_of(access, leads)

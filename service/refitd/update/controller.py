@@ -138,13 +138,8 @@ log = structlog.get_logger(__name__)
 def service_leads(
     store: Store, root: Path, state_folder: Path, probe_interval: float, group: tuple[str, int] | None
 ) -> Leads | None:
-    """Return the service's lease; without a name of its own it leads no engine, and all else works. Blocks.
-
-    Args:
-        root: the folder of the service.
-        state_folder: its own, with its name.
-        probe_interval: seconds between two looks at an engine, as the operator wants.
-        group: name and epoch of the group that the service leads; None where it is no part of one.
+    """Return the service's lease; without a name of its own it leads no engine, and all else works. Blocks. `group`:
+    name and epoch of the group that the service leads; None where it is no part of one.
     """
 
     def lasts() -> float:

@@ -187,12 +187,8 @@ class ReportedHosts:
     def connector(
         self, others: Callable[[EngineSpec], EnginePort], *, root: str, load_timeout: float
     ) -> Callable[[EngineSpec], EnginePort]:
-        """What makes the adapter of a host, and leaves the other engines to `others`.
-
-        Args:
-            others: makes their adapters.
-            root: hosts' versions are named by their paths in this folder.
-            load_timeout: seconds that a host's engines may take.
+        """What makes the adapter of a host, and leaves the other engines to `others`. `root`: hosts' versions are named
+        by their paths in this folder.
         """
 
         def connect(spec: EngineSpec) -> EnginePort:
@@ -249,13 +245,7 @@ class ReportedHosts:
         return self._with_turn(reply, report, line.serve.values())
 
     def refuse(self, name: str, kind: str, why: str) -> bool:
-        """A report by a host's name was refused: return whether that is to be said.
-
-        Args:
-            name: the host's, as the report's sender says.
-            kind: of the refusal.
-            why: in a sentence.
-        """
+        """A report by a host's name was refused for a reason of this kind: return whether that is to be said."""
         if (line := self._lines.get(name)) is not None:
             line.refuse(why)
         return self._refused.is_to_be_said(name, kind)
@@ -266,10 +256,8 @@ class ReportedHosts:
             self._tell()
 
     def _with_turn(self, reply: HostReply, report: HostReport, serve: Iterable[str | None]) -> HostReply:
-        """The reply with how to pull what the host wants to pull, and how soon the next report is wanted.
-
-        Args:
-            serve: the ids of what it is to serve.
+        """The reply with how to pull what the host wants to pull, and how soon the next report is wanted. `serve`: the
+        ids of what it is to serve.
         """
         version = self._store.versions.get(report.told.pulling or "")
         is_needed = any(each is not None and each not in report.holds for each in serve)

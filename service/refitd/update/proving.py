@@ -6,7 +6,7 @@ engine that does not begin: another load may be under way there.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from refitd.engine.port import RankProof
 from refitd.policy.admit import Prove, all_prove, fault_in
@@ -28,19 +28,13 @@ class RanksFound:
     faults: tuple[str, ...] = ()
 
 
-@dataclass(slots=True)
-class _Asked:
-    """What engines were asked about one version, and what they answered: None until they have."""
-
-    found: dict[str, Sequence[RankProof] | None] = field(default_factory=dict[str, Sequence[RankProof] | None])
-
-
 class RankProofs:
     """Who was asked to prove what, and what came of it. In memory alone: after a restart the service reads."""
 
     def __init__(self, store: Store, targets: Targets, prove: Prove) -> None:
         self._store, self._targets, self._prove = store, targets, prove
-        self._asked: dict[str, _Asked] = {}
+        # By version and engine: what the engine has answered, None until it has.
+        self._asked: dict[str, dict[str, Sequence[RankProof] | None]] = {}
         self._changed = Notifier()
 
     def begin(self, version: VersionRecord, engine: str) -> bool:
@@ -48,14 +42,14 @@ class RankProofs:
         if self._prove is Prove.SERVICE or not all_prove(version, self._store.engines_of(version.run)):
             return False
         self._asked = {id_: asked for id_, asked in self._asked.items() if id_ in self._store.open}
-        self._asked.setdefault(version.id, _Asked()).found[engine] = None
+        self._asked.setdefault(version.id, {})[engine] = None
         self._changed.notify()
         return True
 
     def end(self, version: str, engine: str, found: Sequence[RankProof]) -> None:
         """Note what an engine's ranks have found; nothing where they did not come to an end."""
         if (asked := self._asked.get(version)) is not None:
-            asked.found[engine] = tuple(found)
+            asked[engine] = tuple(found)
             self._changed.notify()
 
     async def of(self, version: VersionRecord, seen: Structure) -> RanksFound:
@@ -66,7 +60,7 @@ class RankProofs:
         begun = clock.monotonic()
         while True:
             count, now = self._changed.count, clock.monotonic()
-            found = self._asked.get(version.id, _Asked()).found
+            found = self._asked.get(version.id, {})
             faults = {engine: fault_in(seen, proofs) for engine, proofs in found.items() if proofs is not None}
             if by := tuple(engine for engine, fault in faults.items() if fault is None):
                 return RanksFound(by=by, faults=self._told(faults))

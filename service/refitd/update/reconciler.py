@@ -428,12 +428,8 @@ class Loads:
 async def look_ahead(
     entry: EngineEntry, engine: EnginePort, version: VersionRecord, proofs: RankProofs, waits: Callable[[], bool]
 ) -> None:
-    """Have an engine prepare a version. It is not recorded: it changes nothing, and the load gives the answer.
-
-    Args:
-        entry: the engine's.
-        proofs: hears what the engine's ranks prove.
-        waits: whether there is still nothing else to do than to load that version; the request ends when there is.
+    """Have an engine prepare a version. It is not recorded: it changes nothing, and the load gives the answer. `waits`:
+    whether there is still nothing else to do than to load that version; the request ends when there is.
     """
     proves = proofs.begin(version, entry.id)
     coming = Coming(

@@ -33,13 +33,8 @@ class BucketKey:
 
 
 def bucket_key(group: str, names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]]) -> BucketKey:
-    """What a call names, checked by itself.
-
-    Args:
-        group: the group's name.
-        names: of the tensors, in the order in which they are broadcast.
-        dtypes: torch's names, such as `bfloat16`.
-        shapes: the shapes.
+    """What a call names, checked by itself: the tensors in the order in which they are broadcast, with torch's names of
+    their dtypes.
 
     Raises:
         BucketRefusedError: it cannot be one.
@@ -78,11 +73,9 @@ class UpdateAssembly:
         return not self._buckets and not self._wrong
 
     def announced(self, engine: str, key: BucketKey, *, kept: bool) -> tuple[int, bool]:
-        """Take a bucket's call.
+        """Take a bucket's call to an engine.
 
         Args:
-            engine: the engine that it was made to.
-            key: what it names.
             kept: whether the tensors are the version's; else the same come by another group.
 
         Returns:

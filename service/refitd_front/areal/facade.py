@@ -121,16 +121,7 @@ class _Bucket(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Facade:
-    """The facade of one engine.
-
-    Args:
-        engine: the engine's URL.
-        updates: publishes checkpoints and waits for them.
-        groups: receives the trainer's broadcasts, for all facades of the process.
-        api_key: a file with the engine's API key.
-        admin_key: a file with its admin key.
-        tokens: open the facade itself.
-    """
+    """The facade of one engine. `tokens` open the facade itself; the keys are files, and open the engine."""
 
     def __init__(
         self,

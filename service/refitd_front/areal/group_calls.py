@@ -125,8 +125,6 @@ class GroupCalls:
         """Join a group that the trainer is about to make. The calls of all engines join it once.
 
         Args:
-            engine: the engine that the call was made to.
-            group: the group.
             offset: the first rank of this engine.
             kept: whether the tensors are the version's; else the same come by another group.
         """
@@ -186,12 +184,7 @@ class GroupCalls:
         await asyncio.to_thread(shutil.rmtree, left.folder, ignore_errors=True)
 
     async def bucket(self, engine: str, key: BucketKey) -> str | None:
-        """Take a bucket that the trainer is about to broadcast; return when the bytes are there.
-
-        Args:
-            engine: the engine that the call was made to.
-            key: what the call names.
-        """
+        """Take a bucket that the trainer is about to broadcast; return when the bytes are there."""
         update = self._update
         if update.finishing is not None and update.finishing.done():
             self._begin()

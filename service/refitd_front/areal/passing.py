@@ -139,12 +139,8 @@ _CREDENTIALS = frozenset({b"authorization", b"proxy-authorization", b"cookie"})
 
 
 class EngineProxy:
-    """The engine behind a facade.
-
-    Args:
-        url: where it is.
-        reads: the key that clients' requests carry, None where none does.
-        takes_callers: whether they carry what the client sent instead, where there is no such key.
+    """The engine behind a facade. `reads`: the key that clients' requests carry. Where there is none, they carry what
+    the client sent if `takes_callers`.
     """
 
     def __init__(self, url: str, *, reads: Key | None, takes_callers: bool) -> None:

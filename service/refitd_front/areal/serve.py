@@ -51,7 +51,6 @@ async def serve_facades(
 
     Args:
         facades: by the engine's URL, with the facade's port.
-        host: the address that facades listen on.
         say: is called with the engine and the facade's URL for each facade that listens.
     """
     servers = [_Server(engine, facade.app(), host, port, say) for engine, (facade, port) in facades.items()]

@@ -100,15 +100,8 @@ log = structlog.get_logger("refitd")
 
 
 class Updates:
-    """The versions of one run, whose lock is held until `close`. `under_way` counts the updates that are waited for.
-
-    Args:
-        root: where versions are published.
-        run: the run.
-        service_url: where the service is.
-        checkpoints: the folder that AReaL's checkpoints lie in; no other is taken.
-        timeout: seconds that an update is waited for.
-        token_file: the service's token.
+    """The versions of one run, whose lock is held until `close`. `under_way` counts the updates that are waited for,
+    each for `timeout` seconds. No checkpoint from outside the folder `checkpoints` is taken.
     """
 
     def __init__(

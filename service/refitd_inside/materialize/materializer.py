@@ -28,14 +28,7 @@ log = structlog.get_logger("refitd")
 
 
 class Materializer:
-    """Has copies made and removed in one root.
-
-    Args:
-        store: versions, engines, updates.
-        targets: what engines are to serve, and what they can load.
-        facts: what is read by whom.
-        folders: the copies on disk.
-    """
+    """Has copies made and removed in one root."""
 
     def __init__(self, store: Store, targets: Targets, facts: Books, folders: DiskCopies) -> None:
         self._store = store

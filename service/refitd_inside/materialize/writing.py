@@ -162,16 +162,11 @@ def _copied(source: int, folder: int, known: Mapping[str, str], stop: Event) -> 
 
 
 def copy_file(source: int, target: int, size: int, memory: NDArray[np.uint8], stopped: Callable[[], bool]) -> str:
-    """Copy a file, as a reflink where the file system can, and return the digest of what was read.
-
-    Args:
-        target: an open file without a byte.
-        memory: to read to.
-        stopped: is asked between pieces whether to end.
+    """Copy a file, as a reflink where the file system can, and return the digest of what was read. `memory`: to read
+    to. `stopped` is asked between pieces whether to end.
 
     Raises:
         ReadingStoppedError: it was to end.
-        OSError: it cannot be read or written.
     """
     digest, is_cloned = FileDigest(), clone(source, target)
     for at in range(0, size, len(memory)):

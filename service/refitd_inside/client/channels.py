@@ -20,7 +20,7 @@ import struct
 import time
 from collections.abc import AsyncGenerator, Collection, Generator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -72,58 +72,36 @@ class FolderAccess:
 
 @dataclass(frozen=True, slots=True)
 class SocketFolder:
-    """The folder as it is now, and its sockets where it was listed. `descriptor` is open as long as the context."""
-
-    descriptor: int
-    access: FolderAccess
-    names: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class SocketNames:
-    """What was in the folder when it was listed: its sockets' names. `access` is None where there is no folder."""
-
-    access: FolderAccess | None
-    names: tuple[str, ...]
-
-
-@contextmanager
-def opening(root: Path) -> Generator[SocketFolder]:
-    """Open the folder beneath a root. Links are not followed.
-
-    Raises:
-        OSError: there is none (FileNotFoundError), or a part of it is a link.
+    """The folder as it is now, and its sockets, the newest first, where it was listed. `descriptor` is open as long as
+    the context.
     """
-    descriptor = _open(root)
-    try:
-        status = os.fstat(descriptor)
-        yield SocketFolder(descriptor, FolderAccess(status.st_uid, status.st_gid, status.st_mode))
-    finally:
-        os.close(descriptor)
+
+    access: FolderAccess
+    names: tuple[str, ...]
+    descriptor: int = field(compare=False)
 
 
 @contextmanager
-def listing(root: Path) -> Generator[SocketFolder]:
-    """Open the folder beneath a root and list its sockets, the newest first. Links are not followed.
+def opening(root: Path, *, lists: bool = False) -> Generator[SocketFolder]:
+    """Open the folder beneath a root. Links are not followed.
 
     Raises:
         OSError: there is none (FileNotFoundError), a part of it is a link, or it cannot be listed.
     """
-    with opening(root) as folder:
-        yield replace(folder, names=_sockets(folder.descriptor))
-
-
-def list_once(root: Path) -> SocketNames:
-    """List the sockets beneath a root, the newest first. Blocks.
-
-    Raises:
-        OSError: a part of the folder is a link, or it cannot be listed.
-    """
+    descriptor = _open(root)
     try:
-        with listing(root) as found:
-            return SocketNames(found.access, found.names)
-    except FileNotFoundError:
-        return SocketNames(None, ())
+        status = os.fstat(descriptor)
+        access = FolderAccess(status.st_uid, status.st_gid, status.st_mode)
+        yield SocketFolder(access, _sockets(descriptor) if lists else (), descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def list_once(root: Path) -> SocketFolder | None:
+    """List the sockets beneath a root; None where there is no folder. Blocks; raises OSError as `opening`."""
+    with suppress(FileNotFoundError), opening(root, lists=True) as found:
+        return found
+    return None
 
 
 def _open(root: Path) -> int:
@@ -232,10 +210,10 @@ class SocketList:
     def __init__(self, root: Path, seconds: float = LISTED_SECONDS) -> None:
         self._root = root
         self._seconds = seconds
-        self._listed = SocketNames(None, ())
+        self._listed: SocketFolder | None = None
         self._until = -1.0
 
-    async def recent(self) -> SocketNames:
+    async def recent(self) -> SocketFolder | None:
         """What was found at most `seconds` ago.
 
         Raises:
@@ -253,7 +231,7 @@ class Channels:
     def __init__(self, root: Path | None, sockets: SocketList | None = None) -> None:
         self._root = root
         self._sockets = sockets if sockets is not None or root is None else SocketList(root, seconds=0.0)
-        self._seen: tuple[Launch, SocketNames] | None = None
+        self._seen: tuple[Launch, SocketFolder | None] | None = None
         self._rank_group: EngineRankGroup | Stock = _NO_ROOT
         self._again_at = 0.0
 
@@ -267,15 +245,15 @@ class Channels:
         try:
             if self._seen is not None and self._seen[0] == launch:
                 listed = await self._sockets.recent()
-                is_due = isinstance(self._rank_group, Stock) and listed.names and time.monotonic() >= self._again_at
+                has_sockets = listed is not None and listed.names
+                is_due = isinstance(self._rank_group, Stock) and has_sockets and time.monotonic() >= self._again_at
                 if listed == self._seen[1] and not is_due:
                     return self._rank_group
-            async with _in_thread(listing(self._root)) as found:
-                seen = launch, SocketNames(found.access, found.names)
+            async with _in_thread(opening(self._root, lists=True)) as found:
                 self._rank_group = await _greeted(launch, found)
-                self._seen, self._again_at = seen, time.monotonic() + AGAIN_SECONDS
+                self._seen, self._again_at = (launch, found), time.monotonic() + AGAIN_SECONDS
         except FileNotFoundError:
-            self._rank_group, self._seen = Stock(NO_PLUGIN), (launch, SocketNames(None, ()))
+            self._rank_group, self._seen = Stock(NO_PLUGIN), (launch, None)
         except OSError as error:
             return Stock(f"the plugin's sockets cannot be listed: {error}")
         return self._rank_group

@@ -62,7 +62,7 @@ def fleet(server: dict[str, str]) -> tuple[dict[str, Answering], Any]:
         def connect(_: EngineServer) -> EnginePort:
             return cast("EnginePort", adapters[name])
 
-        return EngineKind(name=name, inside="", pause_modes=("abort",), programs=name, connect=connect)
+        return EngineKind(name=name, inside="", pause_modes=("abort",), connect=connect)
 
     return adapters, connector(ACCESS, lambda *_: None, lambda _: True, kinds=[kind(name) for name in adapters])
 
@@ -166,7 +166,7 @@ def test_an_adapter_is_told_where_its_server_sees_the_root(root: str | None, pat
         servers.append(server)
         return cast("EnginePort", Answering("one", {}))
 
-    kind = EngineKind(name="one", inside="", pause_modes=("abort",), programs="one", connect=connect)
+    kind = EngineKind(name="one", inside="", pause_modes=("abort",), connect=connect)
     access = replace(ACCESS, path_map=path_map)
     connector(access, lambda *_: None, lambda _: True, kinds=[kind])(EngineSpec(url="http://a:1", root=root))
     assert [server.root for server in servers] == [there]

@@ -52,7 +52,7 @@ def ranks_of(root: Path, ranks: int = 1) -> Callable[[Coming], Proofs]:
     def prove(coming: Coming) -> Proofs:
         source = mapped(place_of(str(root / coming.path), root))
         return [
-            found(VersionProver(HostReader(), rank, ranks).prove(source)[0], rank, ranks, source.structure.signature)
+            found(VersionProver(HostReader(), rank, ranks).prove(source), rank, ranks, source.structure.signature)
             for rank in range(ranks)
         ]
 

@@ -6,7 +6,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from refitd.engine.plugin import Launch
 from refitd_client.contract.plugin import MAX_LINE, PluginRequest
 from refitd_inside.client import EngineRankGroup, Stock
 from refitd_inside.client import channels as channels_module
-from refitd_inside.client.channels import Channels, SocketFolder, SocketList
+from refitd_inside.client.channels import Channels, SocketList
 from refitd_plugin.channel import Channel, Reply
 from support.plugged_mini import wait_for
 from support.sockets import short
@@ -228,14 +228,14 @@ async def test_engines_that_are_looked_at_within_a_second_share_what_a_list_of_t
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened(root, lambda _: HELLO)
-    listed: list[Path] = []
-    real = channels_module.listing
+    listed: list[int] = []
+    real = channels_module._sockets
 
-    def noted(folder: Path) -> AbstractContextManager[SocketFolder]:
-        listed.append(folder)
-        return real(folder)
+    def noted(descriptor: int) -> tuple[str, ...]:
+        listed.append(descriptor)
+        return real(descriptor)
 
-    monkeypatch.setattr(channels_module, "listing", noted)
+    monkeypatch.setattr(channels_module, "_sockets", noted)
     sockets = SocketList(root, seconds=3600.0)
     engines = [Channels(root, sockets) for _ in range(3)]
     first = [await engine.rank_group(LAUNCH) for engine in engines]

@@ -110,6 +110,7 @@ _PLAINER = tuple(
         (r"Input should be a valid integer\b.*", "it is not a whole number"),
         (r"Input should be a valid number\b.*", "it is not a number"),
         (r"Input should be a valid boolean\b.*", "it is neither true nor false"),
+        (r"Input should be a (?:valid dictionary|dictionary or an instance of .+)", "it has to be a JSON object"),
         (r"Input should be greater than or equal to (.+)", r"it has to be \1 or more"),
         (r"Input should be less than or equal to (.+)", r"it has to be \1 or less"),
         (r"Input should be greater than (.+)", r"it has to be more than \1"),

@@ -119,7 +119,6 @@ def _table(report: "DoctorReport") -> Table:
 
 
 def _summary(report: "DoctorReport") -> Text:
-    """How many findings of each verdict there are."""
     counts = Counter(finding.verdict for finding in report.findings)
     counted = ", ".join(f"{counts[verdict]} {verdict}" for verdict in CheckVerdict if counts[verdict])
     return Text(counted, style="bold red" if report.failed else "bold green")

@@ -34,7 +34,6 @@ def faults_of(settings: Settings) -> list[str]:
 
 
 def _tls_faults(settings: Settings) -> Iterator[str]:
-    """Why files for TLS cannot be used."""
     try:
         if settings.tls_files is not None:
             settings.tls_files.context()
@@ -127,7 +126,6 @@ def why_unread(environment: Mapping[str, str]) -> str | None:
 
 
 def judge_variables(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """The same as findings of doctor."""
     for name, meant in unread(environment).items():
         fix = "unset it, or see docs/reference/settings.md for what there is"
         if meant is not None:

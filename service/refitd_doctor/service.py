@@ -75,7 +75,6 @@ async def ask_service(settings: Settings, url: str) -> Reply | NoReply:
 
 
 def is_of_other_root(reply: Reply) -> bool:
-    """Whether the service that answered a notice is of another root."""
     return str((reply.data or {}).get("type", "")).endswith(":other-root")
 
 

@@ -17,7 +17,7 @@ from refitd.engine.http import OVERVIEW_BYTES, NoReply, Reply, Transport
 from refitd.settings import Settings
 from refitd_client.bucket.objects import Bucket, is_bucket_url
 from refitd_client.bucket.run import list_runs, require_conditions
-from refitd_client.contract.wire import Overview, RunGlance
+from refitd_client.contract.wire import Overview
 from refitd_client.errors import BucketError
 from refitd_doctor.finding import CheckName, Finding, failed, good, unknown, warning
 from refitd_doctor.service import SERVICE_SECONDS
@@ -100,8 +100,9 @@ _LET_IN = "give --follow-token-file a token of its --followers-token-file: follo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubAnswers:
-    """What a hub has answered: to the look that a follower begins with, and to a report without content. `proxy` is the
-    variable of the environment that names a proxy, which is not asked; None where none does.
+    """What a hub has answered: to the look that a follower begins with, and to a report without content.
+
+    `proxy` is the variable of the environment that names a proxy, which is not asked; None where none does.
     """
 
     url: str
@@ -123,57 +124,45 @@ async def _ask(url: str, settings: Settings) -> HubAnswers:
 
 
 def judge_hub(asked: HubAnswers, run: str | None) -> Iterator[Finding]:
-    url = asked.url
-    if isinstance(asked.look, NoReply):
+    check, url, look, report = CheckName.UPSTREAM, asked.url, asked.look, asked.report
+    if isinstance(look, NoReply):
         fix = "start it, or correct --follow: this host serves on what it has, and gets nothing new"
         if asked.proxy is not None:
             fix = f"{fix}. It is called directly, whatever {asked.proxy} says"
-        yield failed(CheckName.UPSTREAM, url, f"the hub does not answer: {asked.look.reason}", fix)
+        yield failed(check, url, f"the hub does not answer: {look.reason}", fix)
         return
-    if (refused := _refused(asked.look)) is not None:
-        yield failed(CheckName.UPSTREAM, url, f"the hub does not take this token for following ({refused})", _LET_IN)
+    if look.is_unauthorised:
+        yield failed(check, url, f"the hub does not take this token for following ({look.status})", _LET_IN)
         return
     try:
-        overview = asked.look.read_as(Overview) if asked.look.ok else None
+        overview = look.read_as(Overview) if look.ok else None
     except msgspec.ValidationError:
         overview = None
     if overview is None:
-        text = f"{url}/v1/overview was answered with {asked.look.status}, and not as a hub does"
-        yield unknown(
-            CheckName.UPSTREAM, url, text, "is this a refitd, and does it lead its group? Else correct --follow"
-        )
+        text = f"{url}/v1/overview was answered with {look.status}, and not as a hub does"
+        yield unknown(check, url, text, "is this a refitd, and does it lead its group? Else correct --follow")
         return
-    yield _of_reports(url, asked.report)
-    yield _of_runs(url, [glance for glance in overview.runs if glance.closed_at is None or glance.run == run], run)
+    if isinstance(report, Reply) and report.is_unauthorised:
+        text = f"the hub answers, and does not take this token for a follower's reports ({report.status})"
+        yield failed(check, url, text, _LET_IN)
+    elif isinstance(report, Reply) and report.is_incomplete:
+        yield good(check, url, "the hub answers, and takes this token, or none")
+    else:
+        what = report.reason if isinstance(report, NoReply) else f"it answered {report.status}"
+        text = f"the hub answers, and whether it takes a follower's reports is not known: {what}"
+        yield unknown(check, url, text, "run the same refitd here and there, and see its log")
+    names = sorted(glance.run for glance in overview.runs if glance.closed_at is None or glance.run == run)
+    yield _of_runs(url, names, run)
 
 
-def _refused(reply: Reply | NoReply) -> int | None:
-    return reply.status if isinstance(reply, Reply) and reply.is_unauthorised else None
-
-
-def _of_reports(url: str, reply: Reply | NoReply) -> Finding:
-    if (refused := _refused(reply)) is not None:
-        text = f"the hub answers, and does not take this token for a follower's reports ({refused})"
-        return failed(CheckName.UPSTREAM, url, text, _LET_IN)
-    if isinstance(reply, Reply) and reply.is_incomplete:
-        return good(CheckName.UPSTREAM, url, "the hub answers, and takes this token, or none")
-    what = reply.reason if isinstance(reply, NoReply) else f"it answered {reply.status}"
-    text = f"the hub answers, and whether it takes a follower's reports is not known: {what}"
-    return unknown(CheckName.UPSTREAM, url, text, "run the same refitd here and there, and see its log")
-
-
-def _of_runs(url: str, runs: Sequence[RunGlance], run: str | None) -> Finding:
-    names = sorted(glance.run for glance in runs)
-    listed = ", ".join(names)
+def _of_runs(url: str, names: Sequence[str], run: str | None) -> Finding:
+    check = CheckName.UPSTREAM
+    listed, waits = ", ".join(names), "until then nothing is pulled"
     if run is not None and run not in names:
-        there = f"it has {listed}" if names else "it has none"
-        text = f"the hub has no run {run}: {there}"
-        return warning(
-            CheckName.UPSTREAM, url, text, "correct --run, or publish to that run: until then nothing is pulled"
-        )
+        text = f"the hub has no run {run}: it has {listed or 'none'}"
+        return warning(check, url, text, f"correct --run, or publish to that run: {waits}")
     if run is None and len(names) > 1:
-        return failed(CheckName.UPSTREAM, url, f"the hub has several runs: {listed}", "name one with --run")
+        return failed(check, url, f"the hub has several runs: {listed}", "name one with --run")
     if not names:
-        fix = "publish to the hub: until then nothing is pulled"
-        return warning(CheckName.UPSTREAM, url, "the hub has no run yet", fix)
-    return good(CheckName.UPSTREAM, url, f"the hub has the run to follow: {run or names[0]}")
+        return warning(check, url, "the hub has no run yet", f"publish to the hub: {waits}")
+    return good(check, url, f"the hub has the run to follow: {run or names[0]}")

@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeVar
 
 from refitd_client.errors import PlanRefusedError
 
@@ -27,45 +26,6 @@ def check_positive(name: str, value: object, *, most: float = 2**40) -> None:
         raise PlanRefusedError(f"{name} is {value:g}: it has to be above 0")
     if value > most:
         raise PlanRefusedError(f"{name} is {value:g}: more than {most:g} cannot be meant")
-
-
-def check_share(name: str, value: object) -> None:
-    """Refuse what is no number between 0 and 1. None passes.
-
-    Raises:
-        PlanRefusedError: it is not.
-    """
-    if value is None:
-        return
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise PlanRefusedError(f"{name} is {value!r}, which is no number")
-    if not 0 < value < 1:
-        raise PlanRefusedError(f"{name} is {value:g}: a share between 0 and 1")
-
-
-def check_switch(name: str, value: object) -> None:
-    """Refuse what is neither true nor false: "no" would be taken for yes.
-
-    Raises:
-        PlanRefusedError: it is neither.
-    """
-    if not isinstance(value, bool):
-        raise PlanRefusedError(f"{name} is {value!r}, neither true nor false")
-
-
-WordT = TypeVar("WordT", bound=StrEnum)
-
-
-def check_word(name: str, value: object, choices: type[WordT]) -> WordT:
-    """One of some words.
-
-    Raises:
-        PlanRefusedError: it is none of them; the message has all.
-    """
-    try:
-        return choices(value)
-    except ValueError as error:
-        raise PlanRefusedError(f"{name} is {value!r}: it is {', '.join(choices)}") from error
 
 
 MOST_RANKS = 65_536
@@ -95,7 +55,6 @@ class Parallel:
 
     @property
     def world(self) -> int:
-        """The ranks, and so the GPUs, that it takes."""
         return self.d * self.t * self.p * self.c
 
     def __str__(self) -> str:
@@ -119,8 +78,6 @@ class Component:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """The parts of a job and who shares GPUs with whom."""
-
     text: str
     groups: tuple[tuple[Component, ...], ...]
 
@@ -138,7 +95,6 @@ class Allocation:
 
     @property
     def world(self) -> int:
-        """The GPUs that it asks for."""
         return sum(members[0].parallel.world for members in self.groups)
 
     def of(self, role: Role) -> list[Component]:

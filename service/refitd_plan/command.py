@@ -22,7 +22,6 @@ from refitd_plan.plan import Plan, PlannedMemory, PlannedProcess, TransportOptio
 
 
 def shown(plan: Plan) -> Iterator[RenderableType]:
-    """The plan, from the choice to the assumptions."""
     yield from _choice(plan)
     yield _ways(plan.ways)
     yield sentence(
@@ -146,7 +145,6 @@ def _value(panel: str, name: str, kind: type, metavar: str, text: str, default: 
 
 
 def _switch(panel: str, name: str, text: str, *, off: str = "", default: bool | None = None) -> Parameter:
-    """An option without a value, and one that turns it off."""
     on = f"--{name.replace('_', '-')}"
     flag = typer.Option(
         f"{on}/{off}" if off else on, help=escape(text), rich_help_panel=panel, show_default=default is not None

@@ -212,7 +212,6 @@ def planned_memory(found: Fit, host_has: float | None) -> PlannedMemory:
 
 
 def version_bytes(model: Model, job: JobSettings) -> float:
-    """The size of a version: of the model in bf16, or of an adapter."""
     parameters = model.parameters if job.lora_rank is None else lora_parameters(model, job.lora_rank)
     return WEIGHT_BYTES * parameters
 

@@ -3,10 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from refitd_client.errors import PlanRefusedError
-from refitd_plan.allocation import SGLANG, check_positive, check_share, check_switch, check_word
+from refitd_plan.allocation import SGLANG
 
 
 class Precision(StrEnum):
@@ -32,6 +35,9 @@ class Loss(StrEnum):
     EAGER = "eager"
 
 
+_Tokens = Annotated[int, Meta(ge=1, le=2**27)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSettings:
     """The settings of a job, named as the flags of `refitd plan`. Tokens are counted per sequence or micro-batch.
@@ -45,28 +51,16 @@ class JobSettings:
     gradient_checkpointing: bool = False
     expandable_segments: bool = False
     reference_model: bool = False
-    lora_rank: int | None = None
-    batch_size: int = 8
-    samples: int = 4
-    prompt_tokens: int = 512
-    max_new_tokens: int = 512
-    micro_batch_tokens: int = 10_240
-    concurrent_rollouts: int = 32
-    mem_fraction_static: float | None = None
-    context_length: int | None = None
-    running_requests: int | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse settings that cannot be.
-
-        Raises:
-            PlanRefusedError: a value is no number, not above 0, or absurd; the message names it.
-        """
-        for name, most in _MOST.items():
-            check_positive(flag(name), getattr(self, name), most=most)
-        for name in _SWITCHES:
-            check_switch(flag(name), getattr(self, name))
-        check_share("--mem-fraction-static", self.mem_fraction_static)
+    lora_rank: Annotated[int, Meta(ge=1, le=65_536)] | None = None
+    batch_size: Annotated[int, Meta(ge=1, le=2**24)] = 8
+    samples: Annotated[int, Meta(ge=1, le=2**16)] = 4
+    prompt_tokens: _Tokens = 512
+    max_new_tokens: _Tokens = 512
+    micro_batch_tokens: Annotated[int, Meta(ge=1, le=2**30)] = 10_240
+    concurrent_rollouts: Annotated[int, Meta(ge=1, le=2**24)] = 32
+    mem_fraction_static: Annotated[float, Meta(gt=0, lt=1)] | None = None
+    context_length: _Tokens | None = None
+    running_requests: Annotated[int, Meta(ge=1, le=2**24)] | None = None
 
     @property
     def sequence_tokens(self) -> int:
@@ -87,28 +81,11 @@ class JobSettings:
 
     @property
     def requests(self) -> int:
-        """Sequences that are generated at a time, over all engines."""
         return self.concurrent_rollouts * self.samples
 
 
-_MOST: Mapping[str, float] = {
-    "lora_rank": 65_536,
-    "batch_size": 2**24,
-    "samples": 2**16,
-    "prompt_tokens": 2**27,
-    "max_new_tokens": 2**27,
-    "micro_batch_tokens": 2**30,
-    "concurrent_rollouts": 2**24,
-    "context_length": 2**27,
-    "running_requests": 2**24,
-}
-_SWITCHES = ("gradient_checkpointing", "reference_model", "expandable_segments")
 DEFAULTS: Mapping[str, Any] = {field.name: field.default for field in fields(JobSettings)}
 """The defaults by setting."""
-
-
-def flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 _ASSUMED: Mapping[str, str] = {
@@ -140,15 +117,15 @@ def job_of(given: Mapping[str, Any], engine: str = SGLANG) -> tuple[JobSettings,
     said = {name: value for name, value in given.items() if value is not None}
     if strange := sorted(said.keys() - known):
         raise PlanRefusedError(f"{strange[0]} is no setting of a plan: there are {', '.join(sorted(known))}")
-    for name, choices in _WORDS.items():
-        if name in said:
-            said[name] = check_word(flag(name), said[name], choices)
+    try:
+        job = msgspec.convert(said, JobSettings)
+    except msgspec.ValidationError as error:
+        why, _, place = str(error).partition(" - at `$.")
+        name = place.rstrip("`")
+        why = f"it is {', '.join(_WORDS[name])}" if name in _WORDS else why
+        raise PlanRefusedError(f"--{name.replace('_', '-')} is {said[name]!r}: {why}") from error
     assumed = _ASSUMED if engine == SGLANG else {**_ASSUMED, "mem_fraction_static": _SHARE_OF_VLLM}
-    return JobSettings(**said), [text for name, text in assumed.items() if name not in said]
+    return job, [text for name, text in assumed.items() if name not in said]
 
 
-_WORDS: Mapping[str, type[StrEnum]] = {
-    "precision": Precision,
-    "optimizer": Optimizer,
-    "loss": Loss,
-}
+_WORDS: Mapping[str, type[StrEnum]] = {"precision": Precision, "optimizer": Optimizer, "loss": Loss}

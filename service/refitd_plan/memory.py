@@ -121,12 +121,10 @@ class MemoryEstimate:
 
     @property
     def fits(self) -> bool:
-        """Whether every GPU holds its processes, with room to spare."""
         return not self.faults
 
     @property
     def peak(self) -> float:
-        """What all processes take together."""
         return sum(process.total for process in self.processes)
 
 
@@ -320,7 +318,6 @@ _WIDTHS_BY_PRECISION: Mapping[Precision, _Widths] = {
 
 
 def trainer_parts(model: Model, trainer: Component, job: JobSettings) -> dict[str, float]:
-    """The parts of a trainer rank's memory at its peak."""
     return dict((*_static(model, trainer, job), *_transient(model, trainer, job)))
 
 

@@ -65,7 +65,6 @@ class Model:
 
     @property
     def q_size(self) -> int:
-        """The width of all heads' queries."""
         if self.latent is not None:
             return self.heads * (self.latent.nope_dim + self.latent.rope_dim)
         return self.heads * self.head_dim
@@ -77,12 +76,10 @@ class Model:
 
     @property
     def norms_heads(self) -> bool:
-        """Whether each head's query and key is normalised."""
         return self.kind in _NORMED
 
     @property
     def kv_size(self) -> int:
-        """The width of all heads' keys, and of their values."""
         return self.kv_heads * self.head_dim
 
     @property
@@ -108,7 +105,6 @@ class Model:
 
     @property
     def dense_layers(self) -> int:
-        """Layers with a plain MLP."""
         return self.layers if self.experts is None else self.experts.dense_layers
 
     @property

@@ -162,7 +162,6 @@ _NCCL = {"NCCL_CUMEM_ENABLE": "0", "NCCL_DEBUG": "WARN"}
 def environment(
     transport: ways.Transport, *, expandable_segments: bool, engine: str = SGLANG
 ) -> dict[str, dict[str, str]]:
-    """The variables that trainer and engine need, by who needs them."""
     of_both = _NCCL if transport == "nccl" else {}
     segments = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if expandable_segments else {}
     return {"trainer": {**of_both, **segments}, "engine": {**_HUB, **of_both, **_OF_ENGINE[engine]}}
@@ -235,7 +234,6 @@ def check_host(memory: object, nodes: int) -> None:
 
 
 def versions_on_root(transport: ways.Transport) -> int:
-    """How many versions lie in host memory where weights take this transport."""
     return _BY_FULL_FILES + (_COPIES_ON_ROOT + _COMPARED_ON_ROOT if transport == "delta" else 0)
 
 

@@ -74,7 +74,6 @@ def _parts() -> APIRouter:
 
 
 def build_api(service: Service) -> FastAPI:
-    """The ASGI application for a running service."""
     app = routes()
     app.state.service = service
     app.state.waiting = WaitingRequests()
@@ -102,7 +101,6 @@ def build_api(service: Service) -> FastAPI:
 
 
 def door_of(access: AccessSettings) -> Door:
-    """Whom a service with these settings lets in."""
     names = (access.host, *access.allowed_hosts)
     return Door(tokens=access.tokens, in_files=access.has_token_files, open=OPEN, names=names)
 

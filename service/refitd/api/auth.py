@@ -82,7 +82,6 @@ class HostNames:
     """
 
     def __init__(self, clock: Clock) -> None:
-        """None was used yet."""
         self._clock = clock
         self._used: dict[bytes, tuple[str, float]] = {}
 

@@ -130,7 +130,6 @@ class Admission:
 
 
 def admission(peer: str, taken: Iterable[Taken], slots: ConnectionSlots, now: float) -> Admission:
-    """Decide on a new connection."""
     everything = list(taken)
     ordinary = [each for each in everything if not each.health_only]
     own = [each for each in ordinary if each.peer == peer]

@@ -79,7 +79,6 @@ class _BodySize:
         self._size = 0
 
     def check(self, size: int) -> None:
-        """Refuse a body that is declared with too many bytes."""
         if size > self._most:
             raise ProblemError(Slug.TOO_LARGE, f"a request body has at most {self._most} bytes")
 

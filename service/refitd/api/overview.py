@@ -3,8 +3,8 @@
 The dashboard, `refitd top` and `refitd status` show these very words, so that all say the same.
 """
 
-from collections.abc import Iterable
-from typing import cast
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -19,7 +19,7 @@ from refitd.state.records import EngineRecord
 from refitd.state.store import Store
 from refitd.update.targets import Targets
 from refitd_client.contract.states import VersionState
-from refitd_client.contract.wire import Engine, Faults, GroupLead, Keeping, Overview
+from refitd_client.contract.wire import Faults, Overview
 
 
 class Fragments:
@@ -63,17 +63,9 @@ class Cached:
     away, also while nothing changes.
     """
 
-    def __init__(
-        self,
-        *,
-        wants_token: bool = False,
-        leader: GroupLead | None = None,
-        keeps: Keeping | None = None,
-        fragments: Fragments | None = None,
-    ) -> None:
-        """`wants_token`, `leader` and `keeps` are those of every answer; `fragments` has the engines."""
-        self._wants_token, self._leader, self._keeps = wants_token, leader, keeps
-        self._fragments = fragments or Fragments()
+    def __init__(self, fragments: Fragments | None = None, **of_service: Any) -> None:
+        """`fragments` has the engines in JSON; `of_service` are the fields that are the same in every answer."""
+        self._of_service, self._fragments = of_service, fragments or Fragments()
         self._as_of: tuple[int, int, Faults, UpstreamWord | None] = (-1, -1, Faults(), None)
         self._before, self._after = b"", b""  # the instant
 
@@ -81,15 +73,7 @@ class Cached:
         now = (store.changed.count, store.journal.newest_event, faults, store.runs.upstream)
         if self._as_of != now:
             named = self._fragments.of((store.engines[name] for name in sorted(store.engines)), store, targets)
-            overview = overview_of(
-                store,
-                targets,
-                faults,
-                wants_token=self._wants_token,
-                leader=self._leader,
-                keeps=self._keeps,
-                engines=cast("list[Engine]", named),  # in JSON already
-            )
+            overview = overview_of(store, targets, faults, engines=named, **self._of_service)
             at = msgspec.json.encode(overview.at)  # the first that stands in it
             self._before, _, self._after = msgspec.json.encode(overview).partition(at)
             self._as_of = now
@@ -105,22 +89,13 @@ async def overview(service: ServiceOf, request: Request) -> Response:
 
 
 def overview_of(
-    store: Store,
-    targets: Targets,
-    faults: Faults,
-    *,
-    wants_token: bool,
-    leader: GroupLead | None = None,
-    keeps: Keeping | None = None,
-    engines: list[Engine] | None = None,
+    store: Store, targets: Targets, faults: Faults, *, engines: Sequence[Any] | None = None, **of_service: Any
 ) -> Overview:
     """Return the overview.
 
     Args:
-        wants_token: whether any route refuses requests without a token.
-        leader: this service, where it leads a group.
-        keeps: what this service keeps.
-        engines: all engines, sorted, where they are made already.
+        engines: all engines, sorted, where they are made already, also in JSON.
+        of_service: `wants_token`, whether any route refuses requests without a token; `leader` and `keeps`.
     """
     if engines is None:
         engines = [present_engine(engine, store, targets) for _, engine in sorted(store.engines.items())]
@@ -132,12 +107,10 @@ def overview_of(
         event=store.journal.newest_event,
         strategy=targets.strategy.name,
         faults=faults,
-        wants_token=wants_token,
         runs=[glance_at(store, targets, run) for run in runs_of(store)],
-        engines=engines,
+        engines=list(engines),
         versions=versions | {VersionState.DELETED: len(store.gone)},
         held_bytes=sum(version.files.bytes or 0 for version in store.versions.values()),
-        leader=leader,
-        keeps=keeps,
         follows=whom_it_follows(store.runs.upstream),
+        **of_service,
     )

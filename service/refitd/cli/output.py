@@ -63,14 +63,11 @@ _LOOKED_ELSEWHERE = frozenset({"path-missing", "path-outside-root"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """How a command failed."""
-
     code: ExitCode
     problem: Problem
 
     @property
     def hint(self) -> str | None:
-        """What a person could try next."""
         return _MAY_ONLY_LOOK if self.problem.slug == "insufficient-scope" else _HINTS.get(self.code)
 
 
@@ -101,7 +98,6 @@ def failure_of(error: RefitError | ValueError | OSError) -> Failure:
 
 
 def usage(sentence: str) -> Failure:
-    """The failure of a command that was typed wrongly."""
     return Failure(code=ExitCode.USAGE, problem=_problem("usage", "This is not how the command is used", 400, sentence))
 
 
@@ -170,7 +166,6 @@ class Output:
         self.err.print(Text(clean(sentence), style=style))
 
     def fail(self, failure: Failure) -> None:
-        """Print why there is no answer."""
         if self.json:
             self.show(failure.problem)
         else:

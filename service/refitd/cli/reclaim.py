@@ -42,7 +42,6 @@ def reclaim(out: Output, client: RefitClient, dry_run: DryRun = False, yes: Yes 
 
 
 def reclaim_table(plan: ReclaimPlan) -> Table:
-    """What goes and what stays, and why."""
     table = Table("", "PATH", "SIZE", right={"SIZE"}, words="WHY")
     verb = "deleted" if plan.done else "delete"
     for item in sorted(plan.items, key=lambda item: (item.keep, item.path)):
@@ -103,7 +102,6 @@ def rollback(out: Output, client: RefitClient, run: RunArgument, to: To = None, 
 
 
 def what_it_does(plan: RollbackPlan) -> list[str]:
-    """What a rollback does, in sentences for the question."""
     way = f"{plan.run} goes from {plan.leaves} back to {plan.goal}."
     if not plan.barred:
         nothing = "" if plan.unknown else " Nothing newer is left to bar."

@@ -123,7 +123,6 @@ def shown_standing(standing: Standing) -> Text:
 
 
 def worst_standing(standings: Iterable[Standing]) -> Standing | None:
-    """The most urgent standing; None without runs."""
     return min(standings, key=list(_LOOKS).index, default=None)
 
 
@@ -169,7 +168,6 @@ def when_exactly(instant: str) -> str:
 
 
 def event_line(event: Event, at: str) -> Text:
-    """One entry of the log in a line that begins with `at`, its time."""
     style = "yellow" if event.severity is LogSeverity.WARNING else ""
     return Text.assemble((f"{at} ", "dim"), sentence(event.subject, "cyan"), " ", sentence(event.text, style))
 
@@ -455,7 +453,6 @@ def sentence(text: str, style: str = "") -> Text:
 
 
 def line(*parts: str | Text | tuple[str, str]) -> Text:
-    """A line that is cut at the edge of the window."""
     return Text.assemble(*parts, overflow="ellipsis", no_wrap=True)
 
 

@@ -124,7 +124,6 @@ def takes(*own: Parameter) -> Callable[[CommandT], CommandT]:
 
 
 def option(name: str, annotation: Any, *, default: Any = None) -> Parameter:
-    """A command's own keyword parameter."""
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 

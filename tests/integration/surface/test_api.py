@@ -65,13 +65,13 @@ async def test_a_bad_notice_gets_its_own_problem_document(
 @pytest.mark.parametrize(
     ("method", "path", "said"),
     [
-        ("GET", "/v1/versions?limit=x", "limit in the query is 'x': it has to be a whole number"),
+        ("GET", "/v1/versions?limit=x", "limit in the query is 'x': it is not a whole number"),
         ("GET", "/v1/versions?limit=501", "limit in the query is '501': it has to be 500 or less"),
         ("GET", "/v1/versions/a~v000001/wait?timeout=301", "timeout in the query is '301': it has to be 300 or less"),
         ("GET", "/v1/log?severity=bad", "severity in the query is 'bad': it has to be 'info' or 'warning'"),
-        ("GET", "/v1/engines?serves=x", "serves in the query is 'x': it has to be a text that matches ^(>=)?[0-9]"),
-        ("GET", "/v1/events", "last-event-id in the headers is 'x': it has to be a whole number"),
-        ("POST", "/v1/versions", "step in the body is 1.5: it has to be a whole number; force in the body is no field"),
+        ("GET", "/v1/engines?serves=x", "serves in the query is 'x': String should match pattern '^(>=)?[0-9]"),
+        ("GET", "/v1/events", "last-event-id in the headers is 'x': it is not a whole number"),
+        ("POST", "/v1/versions", "step in the body is 1.5: it is not a whole number; force in the body is no field"),
     ],
 )
 async def test_a_request_of_the_wrong_form_is_told_the_field_what_came_and_what_is_wanted(

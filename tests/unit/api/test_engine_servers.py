@@ -7,13 +7,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
-from refitd.cli import render, top
+from refitd.cli import render
 from refitd.engine.fingerprints import proof_by
 from refitd.policy.observe import compared
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.states import EngineState
 from refitd_client.contract.wire import Engine
 from refitd_client.validation.foreign import MANIFESTS
+from refitd_console import top
 from support.checkpoints import tensors, write_model
 from support.records import engine
 from support.services import serving

@@ -45,13 +45,6 @@ async def test_pages_run_no_script_but_the_services_own(tmp_path: Path) -> None:
     assert " style=" not in page
 
 
-async def test_a_page_that_has_not_changed_is_not_sent_again(tmp_path: Path) -> None:
-    async with serving(tmp_path) as stage:
-        first = await stage.http.get("/assets/app.js")
-        again = await stage.http.get("/assets/app.js", headers={"If-None-Match": first.headers["etag"]})
-        assert (again.status_code, again.content) == (304, b"")
-
-
 def test_the_whole_dashboard_is_small() -> None:
     packed = [gzip.compress((FOLDER / name).read_bytes()) for name in DASHBOARD.values()]
     assert sum(map(len, packed)) < MAX_BYTES

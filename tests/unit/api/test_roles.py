@@ -11,7 +11,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from refitd.api.api import routes
-from refitd.api.auth import FOLLOWERS, HEALTH, LOOKS, OPEN, Door, Gate, TokenRole, may
+from refitd.api.auth import FOLLOWERS, LOOKS, OPEN, Door, Gate, TokenRole, may
 from refitd.settings import Settings
 from refitd.tokens import Tokens
 
@@ -65,23 +65,11 @@ def test_a_path_that_is_longer_than_a_route_is_not_that_route() -> None:
     assert may(followers, "HEAD", "/v1/versions/a/manifest")
 
 
-async def test_health_needs_no_role() -> None:
-    for path in HEALTH:
-        assert await _status("GET", path, "unknown") == 200
-
-
 def test_a_role_without_a_write_token_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text("one\ntwo\n")
     with pytest.raises(ValueError, match="leaves every change open"):
         Settings(root=tmp_path, followers_token_file=file)
-
-
-def test_tokens_of_roles_come_from_files_with_one_a_line(tmp_path: Path) -> None:
-    for name in ("write", "follow"):
-        (tmp_path / name).write_text(f"{name}-old\n{name}-new\n")
-    settings = Settings(root=tmp_path, token_file=tmp_path / "write", followers_token_file=tmp_path / "follow")
-    assert settings.tokens().follow == ("follow-old", "follow-new")
 
 
 def test_the_page_has_the_table() -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from refitd_plan.fit import KNOBS
 from support.command_line import answer, refitd
 from support.planning_page import CASES, CONFIGS, PAGE
 
@@ -25,14 +24,6 @@ def test_one_gpu_gets_a_plan_with_reasons(model: list[str]) -> None:
     for word in ("delta", "files go everywhere", "does not fit", "mem_fraction_static", "KV cache", "Assumed"):
         assert word in shown.stdout
     assert "publisher.publish(model, step=step, transport='delta')" in shown.stdout
-
-
-def test_where_nothing_makes_it_fit_there_are_no_changes_to_speak_of(model: list[str]) -> None:
-    assert "It fits with" in refitd("plan", "sglang.d1p1t1+d1p1t1", *A40, *model).stdout
-    shown = refitd("plan", "sglang:d1|fsdp:d1", "--gpus-per-node", "1", "--gpu-memory", "1", *model).stdout
-    assert "No set of the changes" in shown
-    assert "It fits with" not in shown
-    assert "adamw8bit" in shown
 
 
 def test_into_a_pipe_it_is_a_page_that_can_be_read(model: list[str]) -> None:
@@ -62,26 +53,6 @@ def test_it_ends_well_where_the_job_fits(model: list[str]) -> None:
     assert "export NCCL_CUMEM_ENABLE=0" in refitd("plan", "sglang:d1+fsdp:d1", *fitting, *model, "--plugin").stdout
 
 
-def test_counts_do_in_place_of_a_string() -> None:
-    made = answer("plan", "--engine-gpus", "4", "--engine-tp", "2", "--trainer-gpus", "4", "--gpus-per-node", "8")
-    assert made["allocation"] == "sglang:d2t2+fsdp:d4"
-    assert made["memory"] is None
-
-
-@pytest.mark.parametrize(
-    ("flags", "names"),
-    [
-        (["--gpus-per-node", "0"], "--gpus-per-node"),
-        (["--gpus-per-node", "1", "--model", "/nowhere"], "/nowhere"),
-        (["--gpus-per-node", "1", "--optimizer", "lion"], "lion"),
-    ],
-)
-def test_bad_input_is_named(flags: list[str], names: str) -> None:
-    shown = refitd("plan", "sglang:d1|fsdp:d1", *flags)
-    assert shown.exit_code == 2
-    assert names in shown.output
-
-
 def test_the_help_has_the_defaults() -> None:
     shown = " ".join(refitd("plan", "--help").stdout.split())
     for default in ("[bf16]", "[adamw]", "[10240]", "[512]"):
@@ -100,17 +71,6 @@ def test_the_page_has_the_command_of_a_row(tmp_path: Path) -> None:
     assert row.memory.changes is not None
     assert made["memory"]["processes"] == [msgspec.to_builtins(each) for each in row.memory.processes]
     assert made["memory"]["changes"] == [msgspec.to_builtins(each) for each in row.memory.changes]
-
-
-def test_what_changes_the_learning_comes_last_and_says_so(model: list[str]) -> None:
-    assert [knob.setting for knob in KNOBS][-2:] == ["batch_size", "max_new_tokens"]
-    assert ["learns otherwise" in knob.costs for knob in KNOBS] == [False] * (len(KNOBS) - 2) + [True] * 2
-    small = ["--gpus-per-node", "1", "--gpu-memory", "12", "--mem-fraction-static", "0.4", "--gradient-checkpointing"]
-    rest = ["--context-length", "4096", "--micro-batch-tokens", "8192", "--batch-size", "64", "--samples", "8"]
-    made = msgspec.json.decode(refitd("plan", "sglang.d1+d1", *small, *rest, *model, "--json").stdout)
-    changed = [each["setting"] for each in made["memory"]["changes"]]
-    assert "micro_batch_tokens" in changed
-    assert "batch_size" not in changed
 
 
 def test_a_plan_says_of_what_its_costs_are_and_how_the_service_is_started(model: list[str]) -> None:

@@ -4,12 +4,10 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import msgspec
 import pytest
 
-from refitd.cli.serve import ENGINES_FILE_HELP, PANELS, flag, parameters, settings_from, variable
+from refitd.cli.serve import PANELS, flag, parameters, settings_from
 from refitd.settings import Settings
-from refitd_client.contract.wire import Problem
 from support.command_line import refitd
 
 SECRETS = {"token"}  # a flag could be read by every user of the machine
@@ -44,14 +42,6 @@ def test_the_settings_that_matter_first_come_first() -> None:
     assert max(shown.index(f"│ {flag(name)}") for name in first) < min(
         shown.index(f"│ {flag(name)}") for name in Settings.model_fields if name not in {*first, *SECRETS}
     )
-
-
-def test_help_shows_every_flag_with_its_description() -> None:
-    shown = " ".join(refitd("serve", "--help", env={"COLUMNS": "400"}).output.split())
-    for name, field in Settings.model_fields.items():
-        if name not in SECRETS:
-            assert flag(name) in shown
-            assert str(field.description) in shown
 
 
 def test_flags_become_settings(started: list[Settings], tmp_path: Path) -> None:
@@ -99,12 +89,6 @@ def test_a_value_that_cannot_be_one_is_refused_in_plain_words(tmp_path: Path, fl
     assert (result.exit_code, result.stderr) == (2, f"{said}\n")
 
 
-def test_a_variable_that_is_no_switch_is_refused_in_plain_words(tmp_path: Path) -> None:
-    result = refitd("serve", "--root", str(tmp_path), env={"REFITD_INSECURE": "maybe"})
-    said = "--insecure (REFITD_INSECURE): it is neither true nor false\n"
-    assert (result.exit_code, result.stderr) == (2, said)
-
-
 def test_the_exit_code_is_the_services(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "refitd.app", SimpleNamespace(serve=lambda _, json: 1))
     assert refitd("serve", "--root", str(tmp_path)).exit_code == 1
@@ -115,14 +99,6 @@ def test_what_is_wrong_is_named_by_flag_and_variable(started: list[Settings]) ->
     assert result.exit_code == 2
     assert "--port (REFITD_PORT)" in result.stderr
     assert "--disk-budget (REFITD_DISK_BUDGET): '5XB' is not a size" in result.stderr
-    assert not started
-
-
-def test_a_setting_that_is_needed_is_asked_for(started: list[Settings]) -> None:
-    result = refitd("serve", "--json")
-    assert result.exit_code == 2
-    told = msgspec.json.decode(result.stdout, type=Problem).detail
-    assert told.startswith("--root (REFITD_ROOT) is needed: name the folder that trainers publish into")
     assert not started
 
 
@@ -152,13 +128,6 @@ def test_what_cannot_work_ends_it_at_once_with_one_line(
     assert not started
 
 
-def test_help_shows_an_engines_file(started: list[Settings]) -> None:
-    shown = refitd("serve", "--help", env={"COLUMNS": "120"}).output
-    lines = [line.strip() for line in ENGINES_FILE_HELP.splitlines() if line.strip()]
-    assert len(lines) < 12
-    assert all(line in shown for line in lines)
-
-
 def test_json_is_json_logs_on_a_terminal_too(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[bool] = []
     serve = SimpleNamespace(serve=lambda _, json: told.append(json))
@@ -177,8 +146,3 @@ def test_a_secret_is_not_shown_when_it_is_wrong(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(ValueError, match="--port") as caught:
         settings_from({"root": "/x"})
     assert "the-secret" not in str(caught.value)
-
-
-def test_names() -> None:
-    assert (flag("engines"), variable("engines")) == ("--engine", "REFITD_ENGINES")
-    assert flag("keep_last") == "--keep-last"

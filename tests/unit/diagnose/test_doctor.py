@@ -99,13 +99,6 @@ def test_two_names_of_one_engine_are_found(job: list[str], sglang: ScriptedSglan
     assert "are one server" in result.stdout
 
 
-def test_an_engines_file_that_is_missing_is_no_fault_of_the_root(job: list[str], tmp_path: Path) -> None:
-    shown = refitd("doctor", *job, "--engines-file", str(tmp_path / "nowhere.yaml"), "--json")
-    assert shown.exit_code != 0
-    assert "nowhere.yaml" in shown.stdout
-    assert "cannot be written" not in shown.stdout
-
-
 def test_places_are_asked_before_a_service_ever_looked(job: list[str], sglang: ScriptedSglang, tmp_path: Path) -> None:
     entry = tmp_path / "trial/gen_servers/1/ENTRY"
     entry.parent.mkdir(parents=True)
@@ -296,23 +289,6 @@ def test_an_engine_that_is_not_there_is_one_finding(job: list[str]) -> None:
     assert code == 1
     assert found["engines", "failed"]["fix"].startswith("start it")
     assert "files" not in {check for check, _ in found}
-
-
-@pytest.mark.parametrize(
-    ("status", "fix"),
-    [
-        (401, "--engine-key-file"),
-        (404, "not that of a gateway"),
-        (503, "see its log"),
-        (200, "name an SGLang server"),
-    ],
-)
-def test_what_is_no_engine_is_not_told_to_start(job: list[str], status: int, fix: str) -> None:
-    with serve(answer(status, {"detail": "no"})) as other:
-        code, found = examined(*job, "--engine", other.url)
-    assert code == 1
-    assert fix in found["engines", "failed"]["fix"]
-    assert "start it" not in found["engines", "failed"]["fix"]
 
 
 def test_a_root_that_is_not_there_or_cannot_be_written_is_named_and_engines_are_looked_at(

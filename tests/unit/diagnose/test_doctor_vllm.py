@@ -81,35 +81,6 @@ def test_what_is_in_the_way_of_updates_is_named_with_the_flag_that_ends_it(
 
 
 @pytest.mark.parametrize(
-    ("speculative", "named"),
-    [({"method": "eagle3", "model": "/draft"}, True), ("SpeculativeConfig(…)", True), ({"method": "ngram"}, False)],
-)
-def test_a_draft_model_that_stays_as_it_is_is_a_warning(job: list[str], speculative: Any, named: bool) -> None:
-    told = config()
-    told["vllm_config"]["speculative_config"] = speculative
-    with scripted_vllm(told=told) as vllm:
-        said = found(job, vllm)
-    assert (("updates", "warning") in said) is named
-    if named:
-        assert "--speculative-config" in said["updates", "warning"]["fix"]
-
-
-def test_a_server_of_adapters_is_not_told_to_take_refitd_inside_which_would_stand_aside(job: list[str]) -> None:
-    told = changed("model_config")
-    told["vllm_config"]["lora_config"] = {"max_loras": 1}
-    with scripted_vllm(told=told) as vllm:
-        said = found(job, vllm, "--lora", "actor")["plugin", "ok"]
-    assert said["text"] == "its loads are vLLM's own"
-
-
-def test_an_extension_whose_channel_is_not_in_the_root_wants_the_root(job: list[str]) -> None:
-    with scripted_vllm(told=config(worker_extension_cls="refitd_vllm.Worker")) as vllm:
-        said = found(job, vllm)["plugin", "warning"]
-    assert "--worker-extension-cls refitd_vllm.Worker" in said["text"]
-    assert "REFITD_VLLM_ROOT" in said["fix"]
-
-
-@pytest.mark.parametrize(
     ("lora", "absent", "verdict", "fix"),
     [
         (None, frozenset[str](), ("engines", "failed"), "--enable-lora"),

@@ -3,8 +3,8 @@
 import re
 
 from refitd.api.web_pages import FOLDER
-from refitd.cli import top as glance
 from refitd.observe.telemetry import STAGES
+from refitd_console import top as glance
 
 TIMELINE = (FOLDER / "timeline.js").read_text()
 STYLE = (FOLDER / "style.css").read_text()

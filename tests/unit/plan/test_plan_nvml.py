@@ -52,11 +52,6 @@ def test_a_plan_takes_the_gpus_of_the_machine(monkeypatch: pytest.MonkeyPatch) -
     assert plan("sglang:d1+fsdp:d1", gpus_per_node=1, plugin=True).transport == "handover"
 
 
-def test_an_old_driver_says_the_whole_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", driver(1, old=True))
-    assert read_gpus()[0].memory == 45
-
-
 def test_a_gpu_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", driver(2, broken=1))
     with pytest.raises(PlanRefusedError, match=r"GPU 1 cannot be read \(GPU is lost\)"):
@@ -92,15 +87,6 @@ def test_a_driver_that_cannot_count_its_gpus_is_an_error_and_no_traceback(monkey
     monkeypatch.setitem(sys.modules, "pynvml", module)
     with pytest.raises(PlanRefusedError, match="how many GPUs"):
         read_gpus()
-
-
-def test_other_machines_are_not_measured_by_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is given wins; more GPUs than there are here are taken to be alike, and that is said."""
-    monkeypatch.setitem(sys.modules, "pynvml", driver(2))
-    made = plan("sglang:d4+fsdp:d4", gpus_per_node=8)
-    assert any("like the 2 that were read here" in text for text in made.assumptions)
-    monkeypatch.setitem(sys.modules, "pynvml", driver(2, broken=0))
-    assert plan("sglang:d4+fsdp:d4", gpus_per_node=8, gpu_memory=80, nodes=1, plugin=True).transport == "nccl"
 
 
 def test_without_a_binding_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,8 @@ from typing import Literal, Self, TypeVar
 from refitd_embedded.model import Adapters, Decoder, read_eos_ids
 from refitd_embedded.runner import GenerationRequest, Runner
 from refitd_embedded.scheduler import ChangeSignal, RwLock, Scheduler
-from refitd_embedded.weights import EngineDiedError, Labels, Reloader, Updated, UpdateOrder, checksums, load
+from refitd_embedded.weights import EngineDiedError, Labels, Reloader, Updated, checksums, load
+from refitd_embedded.wire import UpdateFromDiskBody
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -34,7 +35,6 @@ class CallProgress:
     _changes: ChangeSignal = field(default_factory=ChangeSignal)
 
     def note(self, request: GenerationRequest) -> None:
-        """`request` has changed."""
         if request not in self._changed:
             self._changed.append(request)
         self._changes.tell()
@@ -167,7 +167,7 @@ class EmbeddedEngine:
         """Whether a cache could be dropped: no request may need it. There is none here."""
         return await self._send(self.scheduler.may_flush)
 
-    async def update(self, order: UpdateOrder) -> Updated:
+    async def update(self, order: UpdateFromDiskBody) -> Updated:
         """Load a checkpoint. If the caller is cancelled before the first write, nothing happens; a write that began
         is finished in any case. Raises EngineDiedError.
         """

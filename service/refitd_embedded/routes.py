@@ -19,7 +19,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from refitd_embedded.engine import EmbeddedEngine
 from refitd_embedded.model import Adapters
 from refitd_embedded.runner import GenerationRequest, SamplingParams
-from refitd_embedded.weights import CarelessLoader, Interruption, UpdateOrder, report
+from refitd_embedded.weights import CarelessLoader, Interruption, report
 from refitd_embedded.wire import (
     AbortBody,
     CheckerBody,
@@ -182,8 +182,7 @@ def weights_routes(engine: EmbeddedEngine) -> APIRouter:
 
     @router.post("/update_weights_from_disk")
     async def update_weights_from_disk(body: UpdateFromDiskBody, http: HttpRequest) -> Response:
-        order = UpdateOrder(**body.model_dump(exclude={"torch_empty_cache", "recapture_cuda_graph"}))
-        work = engine.update(order)
+        work = engine.update(body)
         try:
             # A real server goes on loading for a client that left.
             updated = await (work if engine.options.defects else while_connected(http, work))

@@ -59,7 +59,6 @@ class RwLock:
 
     @asynccontextmanager
     async def writer(self) -> AsyncIterator[None]:
-        """Hold the lock alone."""
         self._writers_waiting += 1
         try:
             await self.until_free()
@@ -75,7 +74,6 @@ class RwLock:
             self._changes.tell()
 
     async def until_free(self) -> None:
-        """Wait until no task holds the lock."""
         await self._changes.until(lambda: not (self._readers or self._writing))
 
 

@@ -77,7 +77,6 @@ class BearerAuth:
         self._app, self._keys = app, keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or refuse it."""
         if scope["type"] == "http" and (wanted := self._keys.wanted(scope["path"])) is not None:
             scheme, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
             sent = token.encode() if scheme.lower() == "bearer" else b""
@@ -148,7 +147,6 @@ class ReplicaServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave the process's signals alone."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -42,6 +42,7 @@ from torch import Tensor
 
 from refitd_embedded.model import Decoder, DecoderConfig, read_config
 from refitd_embedded.scheduler import Scheduler
+from refitd_embedded.wire import UpdateFromDiskBody
 
 T = TypeVar("T")
 FUSED = {
@@ -159,7 +160,6 @@ def _problem(name: str, dtype: torch.dtype, fitted: Tensor, parameter: Tensor) -
 
 
 def _some(texts: Iterable[str]) -> str:
-    """The first three, and how many more."""
     every = list(texts)
     more = f" and {len(every) - 3} more" if len(every) > 3 else ""
     return ", ".join(every[:3]) + more
@@ -289,17 +289,6 @@ class Labels:
     weight_version: str = "default"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateOrder:
-    """What /update_weights_from_disk asks for; defaults are SGLang's."""
-
-    model_path: str
-    load_format: str | None = None
-    abort_all_requests: bool = False
-    weight_version: str | None = None
-    flush_cache: bool = True
-
-
 class Updated(NamedTuple):
     """How an update ended, as it is answered."""
 
@@ -317,7 +306,7 @@ class Reloader:
         self.loader = CarelessLoader(decoder) if careless else CarefulLoader(decoder)
         self._scheduler, self._labels = scheduler, labels
 
-    async def load(self, order: UpdateOrder) -> Updated:
+    async def load(self, order: UpdateFromDiskBody) -> Updated:
         """Carry out an order, between two steps of the scheduler. Raises EngineDiedError."""
         await asyncio.sleep(self._delay)
         load_format = order.load_format or self._labels.load_format
@@ -334,7 +323,7 @@ class Reloader:
             return Updated(False, f"Failed to get weights iterator: {problem}")
         return await _to_the_end(self._write(write, order, load_format))
 
-    async def _write(self, write: Write, order: UpdateOrder, load_format: str) -> Updated:
+    async def _write(self, write: Write, order: UpdateFromDiskBody, load_format: str) -> Updated:
         if (tainted := await asyncio.to_thread(write)) is not None:
             return Updated(False, tainted)
         self._scheduler.relabel(order.weight_version)

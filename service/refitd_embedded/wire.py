@@ -38,8 +38,6 @@ class GenerateBody(BaseModel):
 
 
 class UpdateFromDiskBody(BaseModel):
-    """POST /update_weights_from_disk."""
-
     model_path: str
     load_format: str | None = None
     abort_all_requests: bool = False
@@ -50,34 +48,24 @@ class UpdateFromDiskBody(BaseModel):
 
 
 class PauseBody(BaseModel):
-    """POST /pause_generation."""
-
     mode: Literal["abort", "retract", "in_place"] = "abort"
 
 
 class ContinueBody(BaseModel):
-    """POST /continue_generation."""
-
     torch_empty_cache: bool = True
 
 
 class AbortBody(BaseModel):
-    """POST /abort_request."""
-
     rid: str | None = None
     abort_all: bool = False
 
 
 class VersionBody(BaseModel):
-    """POST /update_weight_version."""
-
     new_version: str
     abort_all_requests: bool = True
 
 
 class CheckerBody(BaseModel):
-    """GET or POST /weights_checker."""
-
     action: str = "checksum"
 
 
@@ -89,16 +77,12 @@ class InterruptBody(BaseModel):
 
 
 class LoadLoraBody(BaseModel):
-    """POST /load_lora_adapter."""
-
     lora_name: str
     lora_path: str
     pinned: bool = False
 
 
 class UnloadLoraBody(BaseModel):
-    """POST /unload_lora_adapter."""
-
     lora_name: str
 
 

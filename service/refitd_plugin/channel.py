@@ -251,7 +251,6 @@ def _line(connection: socket.socket, data: bytearray) -> bytes:
 
 
 def refused(reason: str) -> Reply:
-    """A reply that says no."""
     return {"ok": False, "reason": reason[:1000]}
 
 

@@ -22,7 +22,6 @@ class Stages:
 
     @contextmanager
     def during(self, stage: str) -> Iterator[None]:
-        """Count what happens inside."""
         began = time.perf_counter()
         try:
             yield
@@ -30,7 +29,6 @@ class Stages:
             self.add(stage, (time.perf_counter() - began) * 1000)
 
     def add(self, stage: str, ms: float) -> None:
-        """Count a time that was measured elsewhere."""
         self.ms[stage] = round(self.ms.get(stage, 0.0) + ms, 2)
 
 

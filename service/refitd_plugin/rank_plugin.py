@@ -155,7 +155,7 @@ class RequestHandler:
             allow_dtype_cast=request.allow_dtype_cast,
         )
         path = str(self._root.joinpath(*components(request.path)))
-        check = None if request.check is None else request.check == "bytes"
+        check = request.check != "headers"
         with stages.during("all"):
             offer = str(Path(*components(request.offer))) if request.offer else None
             update_source = engine.prepare(

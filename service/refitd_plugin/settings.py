@@ -3,8 +3,6 @@
 NAME=off           nothing is wrapped: the engine is stock
 NAME_ROOT=DIR      refitd's root as this server sees it: the channel opens at the start instead of with the first
                    version that is loaded from there
-NAME_CHECK=headers a version's bytes are not read once more before each load: names, shapes, sizes and dtypes are
-                   checked, digests and values are left to the service
 NAME_WAIT=SECONDS  how long a rank waits for the others (default 300)
 NAME_PROVE=auto    the GPU reads a version while the engine serves, to prove it for the service; `off`: it does not;
                    `host`: the processors do where the model is on no GPU, to try this out without one
@@ -30,14 +28,13 @@ _WAIT_SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginSettings:
-    """See the module. `check_bytes`: read every byte before a load; `wait`: seconds; `on_host`: as NAME_PROVE=host.
+    """See the module. `wait`: seconds; `on_host`: as NAME_PROVE=host.
 
     `fault` names a variable that cannot be understood, and says what it may be; None where all can.
     """
 
     on: bool = True
     root: Path | None = None
-    check_bytes: bool = True
     wait: float = _WAIT_SECONDS
     prove: bool = True
     on_host: bool = False
@@ -54,20 +51,17 @@ def read_settings(name: str, environment: Mapping[str, str] = os.environ) -> Plu
         if key.startswith(name) and (meant := variable_meant(key)) is not None:
             logger.warning("refitd does not read %s: did you mean %s?", key, meant)
     root, wait = said.get(f"{name}_ROOT"), said.get(f"{name}_WAIT", str(_WAIT_SECONDS))
-    check = said.get(f"{name}_CHECK", "bytes")
     prove = said.get(f"{name}_PROVE", "auto")
     seconds = 0.0
     with suppress(ValueError):
         seconds = float(wait)
     faults = {
         f"{name} is {switch!r}: it may be on or off": switch.lower() not in _ON,
-        f"{name}_CHECK is {check!r}: it may be bytes or headers": check not in {"bytes", "headers"},
         f"{name}_WAIT is {wait!r}: it must be a number of seconds, more than 0": not 0 < seconds < 86400,
         f"{name}_PROVE is {prove!r}: it may be auto, off or host": prove not in {"auto", "off", "host"},
     }
     return PluginSettings(
         root=Path(root).absolute() if root else None,
-        check_bytes=check == "bytes",
         wait=seconds,
         prove=prove != "off",
         on_host=prove == "host",

@@ -62,8 +62,6 @@ class SglangLayout:
 
 @dataclass(frozen=True, slots=True)
 class Aside:
-    """Why the plugin does nothing."""
-
     reason: str
 
 

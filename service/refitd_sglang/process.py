@@ -129,7 +129,7 @@ class SglangProcess:
 
     @property
     def seed(self) -> int | None:
-        """See `EngineProcess`. Drawn anew at each start where none is given."""
+        """Drawn anew at each start where none is given."""
         found = _decided(self._args, "random_seed")
         return found if isinstance(found, int) else None
 
@@ -143,7 +143,7 @@ class SglangProcess:
 
     @property
     def dp_rank(self) -> int | None:
-        """See `EngineProcess`. The newest releases keep it in the process, and not in the runner."""
+        """The newest releases keep it in the process, and not in the runner."""
         runner = runner_of(self.updater)
         if hasattr(runner, "dp_rank"):
             return runner.dp_rank
@@ -168,7 +168,7 @@ class SglangProcess:
 
     @property
     def may_release(self) -> bool:
-        """See `EngineProcess`: with `--enable-memory-saver`."""
+        """With `--enable-memory-saver`."""
         return bool(getattr(self._args, "enable_memory_saver", False))
 
     def set_model_path(self, path: str) -> None:

@@ -108,8 +108,6 @@ def undone(model: torch.nn.Module) -> None:
 
 
 class VllmProcess:
-    """`EngineProcess` of one worker."""
-
     def __init__(self, worker: Any) -> None:
         self._worker = worker
         # The number by which the server names itself. This is right at the load of the model: an engine core that holds
@@ -130,12 +128,12 @@ class VllmProcess:
 
     @property
     def port(self) -> int | None:
-        """See `EngineProcess`. No worker knows it: 0."""
+        """No worker knows it: 0."""
         return 0
 
     @property
     def seed(self) -> int | None:
-        """See `EngineProcess`. vLLM's seed is 0 where none is given; its `instance_id` is another at each start."""
+        """VLLM's seed is 0 where none is given; its `instance_id` is another at each start."""
         return int(self.instance) if self.instance.isdecimal() else None
 
     @property
@@ -165,7 +163,7 @@ class VllmProcess:
 
     @property
     def may_release(self) -> bool:
-        """See `EngineProcess`: with `--enable-sleep-mode`."""
+        """With `--enable-sleep-mode`."""
         return bool(self._config.model_config.enable_sleep_mode)
 
     def set_model_path(self, path: str) -> None:
@@ -188,7 +186,7 @@ class VllmProcess:
         return packed_at_start(self.model)
 
     def loaded_once(self) -> str | None:
-        """See `EngineProcess`. vLLM restores the form that a layer was loaded in."""
+        """VLLM restores the form that a layer was loaded in."""
         return None
 
     @contextmanager

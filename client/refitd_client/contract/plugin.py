@@ -33,7 +33,7 @@ ENGINES_FOLDER = "engines"
 MAX_LINE = 64 * 2**10  # bytes
 _SOCKET = re.compile(r"\d+-\d+-[0-9a-f]+\.sock")
 _FAULT = re.compile(rf"(?:{ASIDE}|rank \d+ says): (REFITD_.*)", re.DOTALL)
-VARIABLES = ("ROOT", "CHECK", "WAIT", "PROVE")
+VARIABLES = ("ROOT", "WAIT", "PROVE")
 """What follows the name of a hook and `_` in the names of its variables."""
 HOOKS = ("REFITD_SGLANG", "REFITD_VLLM")
 _VARIABLE = re.compile(f"({'|'.join(HOOKS)})_([A-Z_]+)")

@@ -60,8 +60,6 @@ LARGEST_GRADIENT = 1.0
 
 @dataclass(frozen=True, slots=True)
 class CountingProblem:
-    """Count on from `start` by `stride`."""
-
     stride: int
     start: int
 

@@ -82,7 +82,6 @@ class Child:
         return ready[1]
 
     def check(self) -> None:
-        """Raise ProcessError if it has died."""
         status = None if self._process is None else self._process.poll()
         if status is not None:
             raise ProcessError(f"{self.name} ended with status {status}.{self._tail()}")
@@ -102,7 +101,6 @@ class Stack:
     children: tuple[Child, ...] = ()
 
     def check(self) -> None:
-        """Raise ProcessError if a child has died."""
         for child in self.children:
             child.check()
 

@@ -45,7 +45,6 @@ class Rollout:
 
     @property
     def tokens(self) -> list[int]:
-        """Prompt and answer."""
         return [*self.problem.prompt, *self.answer]
 
 

@@ -211,7 +211,6 @@ class DemoRun:
         return policy.write(diverged, self._workdir / "diverged")
 
     def _judge(self, publication: Publication) -> None:
-        """Note how the NaN ended."""
         with RefitClient(self._stack.service_url) as client:
             version = client.version(publication.version_id)
             loads = len(client.attempts(publication.version_id).items)

@@ -385,7 +385,7 @@ class DeltaInPlace(UpdateSource):
 
     @property
     def signature(self) -> str:
-        """See `UpdateSource`: as of now; `is_unchanged` says whether that is what was read."""
+        """As of now; `is_unchanged` says whether that is what was read."""
         return signature(self.changes.place.root, self.changes.place.path)
 
     def is_unchanged(self) -> bool:
@@ -420,7 +420,7 @@ class DeltaInPlace(UpdateSource):
         return None
 
     def put_back(self, call: UpdateCall, previous: ServedState | None, path: str) -> tuple[TensorFeed, str | None]:
-        """See `UpdateSource`: exactly what was overwritten."""
+        """Exactly what was overwritten."""
         patch = self._ready.patch
         return self.loading.apply(call, path, "auto", write_nothing if patch is None else patch.undo)
 

@@ -203,7 +203,6 @@ def _orders(order: _Order, moves: Iterable[tuple[MemoryMove, int]], device: torc
 
 
 def _copies(rest: Iterable[PlanCopy], tensors: Callable[[], Mapping[str, Any]]) -> list[Step]:
-    """What is no move, by torch."""
     tensors = cache(tensors)
 
     def copy(each: PlanCopy) -> None:

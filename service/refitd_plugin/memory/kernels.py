@@ -122,7 +122,6 @@ def _wide(index):
 
 @triton.jit
 def _place(unit, index):
-    """The route's formula."""
     element = index - tl.load(unit + 3)
     row_index = tl.load(unit + 5)
     row = element // row_index

@@ -234,7 +234,7 @@ class OfferedVersion(UpdateSource):
         """It fits whatever is there: its tensors are those of the model."""
 
     def write(self, call: UpdateCall) -> tuple[TensorFeed, str | None]:
-        """See `UpdateSource`. From here to the end of `check` the trainer waits."""
+        """From here to the end of `check` the trainer waits."""
         loaded = False
         try:
             self._check_slices()
@@ -251,7 +251,7 @@ class OfferedVersion(UpdateSource):
                 self._over()
 
     def check(self, contents: dict[str, str]) -> str | None:
-        """See `UpdateSource`: all that is only copied has the offer's fingerprints, and the trainer stands by it."""
+        """All that is only copied has the offer's fingerprints, and the trainer stands by it."""
         try:
             if not self.imported.is_exported:
                 return "the trainer is gone, or took its tensors back while they were copied"
@@ -269,7 +269,7 @@ class OfferedVersion(UpdateSource):
         return super().put_back(call, previous, path)
 
     def served_state(self, contents: dict[str, str]) -> ServedState | None:
-        """See `UpdateSource`. Its files are not there yet: see `with_files`."""
+        """Its files are not there yet: see `with_files`."""
         sums = None if self.slice_check is None else self.slice_check.found
         return ServedState(source=self.source, contents=contents, fingerprints=self._fingerprints, slice_sums=sums)
 
@@ -313,33 +313,6 @@ class OfferedVersion(UpdateSource):
     def _over(self) -> None:
         self.imported.release()
         self.imported.close()
-
-
-def open_offer(
-    place: VersionPlace,
-    offer: str,
-    reference: Callable[[], Reference],
-    loading: Loading,
-    handle_cache: IpcHandleCache,
-    device: torch.device | None,
-    announced: Offer,
-    sliced: ReplayPlan | None = None,
-) -> OfferedVersion:
-    """Look at an offer.
-
-    Args:
-        offer: the path of the offer's file beneath the root.
-        device: the model's GPU, None where it is on none.
-        announced: the trainer's offer: this one, or that of what was received.
-        sliced: the load plan whose copies alone can be made of it, None where it is whole.
-
-    Raises:
-        SourceRefusedError: it is not one to load into the model that `reference` describes.
-        OSError: it cannot be read.
-    """
-    imported, opened = handle_cache.import_offer(place.root, offer)
-    source = memory_of(place, imported.offer, announced, opened, handle_cache, reference, on_device=device is not None)
-    return OfferedVersion(source=source, loading=loading, imported=imported, device=device, sliced=sliced)
 
 
 def is_promised(path: str) -> bool:

@@ -65,8 +65,6 @@ def close_all(files: Iterable[int]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class VersionPlace:
-    """A folder as root and path beneath it."""
-
     root: Path
     path: str
 
@@ -100,7 +98,6 @@ class VersionSource:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of its weight files."""
         return sum(len(each) for each in self.maps.values())
 
     @property

@@ -73,9 +73,7 @@ class ReadOrder(msgspec.Struct, tag=True, kw_only=True):
     path: str
     model: str
     check_bytes: bool
-    allow_missing: tuple[str, ...] = ()
-    allow_extra: bool = False
-    allow_dtype_cast: bool = False
+    options: Options = Options()
     busy: list[int] = []
     placements: dict[str, PlacedTensor] | None = None
     along: int = 0
@@ -201,13 +199,10 @@ class SharedBuffer:
 
     @property
     def address(self) -> int:
-        """Its first byte, in this process."""
         return int(self.memory.ctypes.data)
 
 
 class SharedBuffers:
-    """All buffers of the prefetch worker."""
-
     def __init__(self) -> None:
         self._buffers: dict[int, SharedBuffer] = {}
         self._used: set[int] = set()
@@ -252,7 +247,6 @@ class SharedBuffers:
         return self.place(there)
 
     def of(self, number: int) -> SharedBuffer:
-        """The buffer of a number."""
         return self._buffers[number]
 
 
@@ -300,11 +294,8 @@ class VersionReader:
             return ReadResult(Refusal("unable", f"{type(error).__name__}: {error}"))
 
     def _read_full(self, order: ReadOrder, stop: Event) -> ReadResult:
-        options = Options(
-            allow_missing=order.allow_missing, allow_extra=order.allow_extra, allow_dtype_cast=order.allow_dtype_cast
-        )
-        place = VersionPlace(Path(order.root), order.path)
-        source = open_version(place, self._reference(order.model), options, check_bytes=order.check_bytes, stop=stop)
+        place, reference = VersionPlace(Path(order.root), order.path), self._reference(order.model)
+        source = open_version(place, reference, order.options, check_bytes=order.check_bytes, stop=stop)
         names = list(source.structure.headers)
         if len(names) > MOST_FILES:
             return ReadResult(Refusal("unable", f"it has {len(names)} files"))

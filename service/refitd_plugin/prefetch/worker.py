@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from threading import Event, Lock
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -39,21 +39,14 @@ from refitd_plugin.prefetch.process import (
     Stop,
 )
 
-
-class MappedFile(Protocol):
-    """A file in memory: `bytes` is a buffer of it, as long as the object lives."""
-
-    bytes: Any
-
-
-Mapper = Callable[[int, int], MappedFile]
-"""Maps a file of some size, for reading."""
+Mapper = Callable[[int, int], Any]
+"""Maps a file of some size, for reading: an object whose `bytes` are a buffer of it for as long as it lives."""
 
 
 class BufferLease:
     """Keeps buffers from being written again as long as it lives. `buffers` are their mappings by number."""
 
-    def __init__(self, buffers: Mapping[int, MappedFile]) -> None:
+    def __init__(self, buffers: Mapping[int, Any]) -> None:
         self.buffers = buffers
 
 
@@ -62,12 +55,11 @@ class MappedBuffers:
 
     def __init__(self, mapper: Mapper) -> None:
         self._mapper = mapper
-        self._mapped: dict[int, MappedFile] = {}
+        self._mapped: dict[int, Any] = {}
         self._leases: WeakValueDictionary[int, BufferLease] = WeakValueDictionary()
 
     @property
     def busy(self) -> list[int]:
-        """The buffers that are still used."""
         return list(self._leases)
 
     def forget(self) -> None:

@@ -46,7 +46,6 @@ def contents_of(model: torch.nn.Module) -> dict[str, str]:
 
 
 def named(names: Iterable[str], numbers: Iterable[int]) -> dict[str, str]:
-    """Fingerprints by name, as hex digits."""
     return {name: f"{number:016x}" for name, number in zip(names, numbers, strict=True)}
 
 

@@ -105,12 +105,9 @@ class SliceSums:
     slices: RankSlices
     sums: Sums
 
-    def encode(self) -> str:
-        """The sums as text for other ranks: 11 characters each."""
-        return encode_sums(self.sums)
-
 
 def encode_sums(sums: Sums) -> str:
+    """The sums as text for other ranks: 11 characters each."""
     return b64encode(sums.astype("<u8").tobytes()).decode()
 
 

@@ -199,22 +199,16 @@ class Loading:
         self.plan: ReplayPlan | None = None
         self.engine_slices = engine_slices
         self._process = process
-        self._registry = Registry()
+        self.registry = Registry()  # of the files that the rank's GPU reads in place
         self._tables: PlanTables | None = None
 
     @property
     def model(self) -> torch.nn.Module:
-        """The model that is loaded into."""
         return self._process.model
 
     def has(self, plan: ReplayPlan) -> bool:
         """Whether this is still the plan, and the model is where it says."""
         return self.plan is plan and plan.fits(plan.inventory, self.model)
-
-    @property
-    def registry(self) -> Registry:
-        """The files that the rank's GPU reads in place."""
-        return self._registry
 
     def make_ready(self, source: VersionSource) -> Readied | None:
         """Do all that can be done before the pause. The engine may serve meanwhile."""
@@ -349,9 +343,9 @@ class Loading:
         devices = devices_of(self.model)
         if not devices:
             return copy_schedule.within_host(source.copies_of(plan.copies), source.pieces)
-        self._registry.begin()
+        self.registry.begin()
         (device, *others) = devices
-        files = None if others else source.registered(self._registry, device.index or 0)
+        files = None if others else source.registered(self.registry, device.index or 0)
         if files is None:
             return copy_schedule.buffered(source.copies_of(plan.copies), source.pieces)
         make = copy_schedule.between_devices if source.is_on_device else copy_schedule.registered

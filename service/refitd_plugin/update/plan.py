@@ -48,10 +48,6 @@ class ReplayPlan:
         """Whether it was learned from tensors of the same names, shapes and dtypes, and for this model as it is now."""
         return self.inventory == inventory and self.addresses == addresses_of(model)
 
-    def bind(self, tensors: Tensors) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """(destination, source) of each copy, ready to be made."""
-        return [(copy.target, copy.source(tensors)) for copy in self.copies]
-
     def rest(self, tensors: Tensors) -> list[tuple[str, torch.Tensor]]:
         """What the loader has to load, by name."""
         return [(name, tensors[name]) for name in self.residual]
@@ -119,7 +115,7 @@ def _judge(plan: ReplayPlan, model: torch.nn.Module, tensors: Tensors, recorder:
         recorder.give_up("some of the weights lie in host memory, and some on the GPU")
     elif _is_written_otherwise(recorder, plan.copies) or overlap(plan.copies):
         recorder.give_up("the loader writes twice to the same place")
-    elif not all(same_bits(target, source) for target, source in plan.bind(tensors)):
+    elif not all(same_bits(copy.target, copy.source(tensors)) for copy in plan.copies):
         recorder.give_up("something changes the weights after the loader has copied them")
 
 

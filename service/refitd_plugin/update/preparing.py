@@ -31,7 +31,7 @@ from refitd_plugin.delta.changes import DeltaChanges, is_delta, most_memory, ope
 from refitd_plugin.delta.in_place import DeltaInPlace
 from refitd_plugin.delta.layout import Placements
 from refitd_plugin.memory.imported import IpcHandleCache
-from refitd_plugin.memory.offered import OfferedMemory, OfferedVersion, open_offer, with_files
+from refitd_plugin.memory.offered import OfferedMemory, OfferedVersion, memory_of, with_files
 from refitd_plugin.memory.source import (
     FullNeededError,
     SourceRefusedError,
@@ -228,9 +228,7 @@ class VersionInspector:
             path=place.path,
             model=model,
             check_bytes=check_bytes,
-            allow_missing=options.allow_missing,
-            allow_extra=options.allow_extra,
-            allow_dtype_cast=options.allow_dtype_cast,
+            options=options,
         )
         by = placements() if delta else None
         sent = self._add_placements(order, by)
@@ -289,7 +287,6 @@ class VersionInspector:
 
 
 def buffer_mapper(device: Any) -> Mapper:
-    """Maps buffers for a device, or for none."""
     if device is None:
         return PlainBuffer
     from refitd_plugin.memory.driver import Registered
@@ -298,8 +295,6 @@ def buffer_mapper(device: Any) -> Mapper:
 
 
 class Preparing:
-    """Makes update sources for one rank."""
-
     def __init__(
         self,
         process: EngineProcess,
@@ -316,12 +311,12 @@ class Preparing:
         self.receiver, self._announced_needs = RankReceiver(self._device), AnnouncedNeeds()
         self._received = ""  # the needs of the last transfer
 
-    def here(self, path: str, *, check_bytes: bool) -> UpdateSource:
+    def here(self, path: str) -> UpdateSource:
         """Look in this thread. Raises as `VersionInspector.here`."""
         if (served_state := self._restore_point.at(path)) is not None:
             return ServedAgain(served_state, self._loading)
         options = Options()
-        found = self.inspector.here(place_of(path, self._root), options, check_bytes=check_bytes)
+        found = self.inspector.here(place_of(path, self._root), options, check_bytes=True)
         return self._update_source(found, options)
 
     def ahead(self, path: str, options: Options, *, check_bytes: bool, stop: Event, stages: Stages) -> UpdateSource:
@@ -355,8 +350,11 @@ class Preparing:
             offer = self.receiver.receive(place.root, offer, stop, needs)
         elif announced.transfer is not None and announced.transfer.senders > 1:
             raise SourceRefusedError("each rank of the trainer has a part of it, and none is sent to this rank")
-        return open_offer(
-            place, offer, self.inspector.known, self._loading, self.handle_cache, self._device, announced, sliced
+        imported, opened = self.handle_cache.import_offer(place.root, offer)
+        known, on_device = self.inspector.known, self._device is not None
+        source = memory_of(place, imported.offer, announced, opened, self.handle_cache, known, on_device=on_device)
+        return OfferedVersion(
+            source=source, loading=self._loading, imported=imported, device=self._device, sliced=sliced
         )
 
     def needs(self, root: Path) -> str:
@@ -385,7 +383,6 @@ class Preparing:
 
     @property
     def proves(self) -> bool:
-        """Whether this rank can prove versions."""
         return self._prover is not None
 
     def prove(self, update_source: UpdateSource) -> None:

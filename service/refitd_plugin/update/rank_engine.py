@@ -35,7 +35,7 @@ from refitd_plugin.memory.source import FullNeededError, SourceRefusedError
 from refitd_plugin.port import EngineProcess, Stages, UpdateCall
 from refitd_plugin.proof.contents import contents_of, digest, idle, released
 from refitd_plugin.proof.proving import prover_of
-from refitd_plugin.proof.slices import EngineSlices, SliceVerdict
+from refitd_plugin.proof.slices import EngineSlices, SliceVerdict, encode_sums
 from refitd_plugin.settings import PluginSettings
 from refitd_plugin.update.loading import Loading, TensorFeed
 from refitd_plugin.update.plan import TensorAddresses, addresses_of
@@ -239,7 +239,7 @@ class Commit:
         check = self.update_source.slice_check
         if check is None:
             return RankReport(rank=self.rank, state=RankState.WRITTEN)
-        slices, sums = check.found.slices.digest, check.found.encode()
+        slices, sums = check.found.slices.digest, encode_sums(check.found.sums)
         return RankReport(rank=self.rank, state=RankState.WRITTEN, slices=slices, sums=sums)
 
     def _report(self, state: RankState, reason: str = "") -> RankReport:
@@ -258,7 +258,7 @@ class RankEngine:
         self.lease = LeaderLease()
         self.root = settings.root  # of the service that leads; None until its channel is open
         self.touched = False  # whether an update that is going on may have written, here or on another rank
-        self._ranks, self._check_bytes = ranks, settings.check_bytes
+        self._ranks = ranks
         self._prepared: UpdateSource | None = None
         self._lock = Lock()
         self._stages = Stages()
@@ -268,7 +268,7 @@ class RankEngine:
         path: str,
         options: Options | None = None,
         *,
-        check_bytes: bool | None = None,
+        check_bytes: bool = True,
         stages: Stages | None = None,
         stop: Event | None = None,
         offer: str | None = None,
@@ -277,7 +277,7 @@ class RankEngine:
         """Check a version and keep it for the update that will name it.
 
         Args:
-            check_bytes: whether every byte is read; the engine's setting where None.
+            check_bytes: whether every byte is read.
             offer: the path of an offer's file beneath the root, where the version is in a trainer's memory.
             prove: whether this rank's share of a full version's tensors is read, and held against the manifest.
 
@@ -288,12 +288,11 @@ class RankEngine:
         """
         self._check_loads_again()
         stages, stop = stages or Stages(), stop or Event()
-        check = self._check_bytes if check_bytes is None else check_bytes
         with stages.during("check"):
             self.restore_point.fall_back_on_files()
             if offer is None:
                 update_source = self.preparing.ahead(
-                    path, options or Options(), check_bytes=check, stop=stop, stages=stages
+                    path, options or Options(), check_bytes=check_bytes, stop=stop, stages=stages
                 )
             else:
                 update_source = self.preparing.offered(path, offer, stop)
@@ -382,7 +381,7 @@ class RankEngine:
             case NextStep.RESTORE | NextStep.COMMIT | NextStep.ABANDON:
                 with self._stages.during("restore"):
                     mine = update.restore(mine)
-                outcome = self._ranks.outcome("restore", mine, after_restore)
+                outcome = after_restore(self._ranks.exchange("restore", mine))
             case _:
                 assert_never(decision.step)
         self.loading.plan = None  # whatever failed, it may have been the plan
@@ -426,7 +425,7 @@ class RankEngine:
         if self.process.may_release and (name := released(self.process.model)) is not None:
             raise SourceRefusedError(f"the memory of {name} is released: POST /resume_memory_occupation first")
         if update_source is None or str(update_source.folder) != str(Path(call.path).absolute()):
-            update_source = self.preparing.here(call.path, check_bytes=self._check_bytes)
+            update_source = self.preparing.here(call.path)
         elif not update_source.is_unchanged():
             raise SourceRefusedError(f"{call.path} is not what it was when it was prepared")
         with self._stages.during("before"):

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -131,23 +131,17 @@ _KEPT_ROUNDS = 3  # rounds whose keys stay
 _READ_SECONDS = 10.0  # for a text that another rank keeps: it is there before the report that names it
 
 
-class KeyValueStore(Protocol):
-    """What is used of `torch.distributed.Store`."""
-
-    def set(self, key: str, value: str, /) -> Any: ...
-    def get(self, key: str, /) -> bytes: ...
-    def wait(self, keys: list[str], timeout: timedelta, /) -> None: ...
-    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...
-    def delete_key(self, key: str, /) -> Any: ...
-
-
 class Ranks:
-    """The ranks of one engine, as seen by one of them. Each calls the same methods in the same order."""
+    """The ranks of one engine, as seen by one of them. Each calls the same methods in the same order.
 
-    def __init__(self, store: KeyValueStore | None, rank: int, size: int, wait: float, prefix: str = "refitd") -> None:
+    `store` is a `torch.distributed.Store`, None for a rank alone.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, wait: float, prefix: str = "refitd") -> None:
         if store is None and size > 1:
             raise ValueError("several ranks need a store to speak through")
-        self._store, self._wait, self._prefix = store, wait, prefix
+        self._store: Any = store
+        self._wait, self._prefix = wait, prefix
         self.rank, self.size = rank, size
         self._round = 0
         self._kept = ""
@@ -173,21 +167,12 @@ class Ranks:
         Raises:
             Exception: the store is gone (torch raises several kinds).
         """
-        reports = self._exchange(phase, mine)
+        reports = self.exchange(phase, mine)
         decision = decide(reports)
         if self._store is not None and self.size > 1:
             text = msgspec.json.encode(decision).decode()
             decision = from_json(self._store.compare_set(self._key(phase, "next"), "", text), Decision)
         return decision, reports
-
-    def outcome(self, phase: str, mine: RankReport, judge: Callable[[Reports], UpdateOutcome]) -> UpdateOutcome:
-        """Report how the update ended, and judge by the reports of all ranks. `phase`: part of the keys. `judge`:
-        computes what became of the update.
-
-        Raises:
-            Exception: the store is gone.
-        """
-        return judge(self._exchange(phase, mine))
 
     def keep(self, name: str, text: str) -> None:
         """Keep a text where the other ranks read it by its name, in the place of the one before.
@@ -207,12 +192,13 @@ class Ranks:
         key = self._place(rank, name)
         try:
             seconds = min(self._wait, _READ_SECONDS)
-            self._store.wait([key], timedelta(seconds=seconds))  # type: ignore[union-attr]
-            return self._store.get(key).decode()  # type: ignore[union-attr]
+            self._store.wait([key], timedelta(seconds=seconds))
+            return self._store.get(key).decode()
         except (RuntimeError, UnicodeDecodeError):
             return None
 
-    def _exchange(self, phase: str, mine: RankReport) -> Reports:
+    def exchange(self, phase: str, mine: RankReport) -> Reports:
+        """Report to the other ranks and read their reports. Raises as `decide`."""
         if self._store is None or self.size == 1:
             return [mine]
         self._store.set(self._key(phase, self.rank), msgspec.json.encode(mine).decode())
@@ -222,8 +208,8 @@ class Ranks:
     def _hear(self, phase: str, rank: int, deadline: float) -> RankReport | None:
         key = self._key(phase, rank)
         try:
-            self._store.wait([key], timedelta(seconds=max(deadline - time.monotonic(), 0.001)))  # type: ignore[union-attr]
-            return from_json(self._store.get(key), RankReport)  # type: ignore[union-attr]
+            self._store.wait([key], timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
+            return from_json(self._store.get(key), RankReport)
         except (RuntimeError, msgspec.MsgspecError):  # torch's DistStoreError is one
             return None
 
@@ -234,7 +220,7 @@ class Ranks:
         return f"{self._prefix}/{self._round}/{phase}/{who}"
 
 
-def default_store() -> KeyValueStore | None:
+def default_store() -> Any:
     """The store of this process's default group; None where there is none."""
     from torch.distributed import distributed_c10d
 

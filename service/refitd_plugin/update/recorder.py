@@ -71,12 +71,10 @@ class PlanCopy:
 
 
 def layout_of(tensor: torch.Tensor) -> Layout:
-    """Where a tensor lies."""
     return tensor.data_ptr(), tensor.element_size(), tuple(tensor.shape), tensor.stride()
 
 
 def spans_of(copies: Iterable[PlanCopy]) -> list[Span]:
-    """The stretches that copies write."""
     return [span for copy in copies for span in stretches(*layout_of(copy.target))]
 
 

@@ -47,7 +47,6 @@ class ServedState:
 
     @property
     def folder(self) -> Path:
-        """The folder of what was loaded last."""
         return (self.deltas[-1] if self.deltas else self.source).place.folder
 
     def tensors(self) -> Mapping[str, Any]:
@@ -200,7 +199,7 @@ class FullVersion(UpdateSource):
         return feed, fault
 
     def check(self, contents: dict[str, str]) -> str | None:
-        """See `UpdateSource`: tensors that are only copied have the fingerprints that the manifest gives them."""
+        """Tensors that are only copied have the fingerprints that the manifest gives them."""
         manifest = self.source.structure.manifest
         expected = {} if manifest is None else manifest.fingerprints
         self._fingerprints = self.loading.fingerprints(self.source, contents, self._others)
@@ -232,7 +231,7 @@ class ServedAgain(UpdateSource):
 
     @property
     def signature(self) -> str:
-        """See `UpdateSource`: nothing is read of its files."""
+        """Nothing is read of its files."""
         return ""
 
     def is_unchanged(self) -> bool:

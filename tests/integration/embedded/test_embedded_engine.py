@@ -15,10 +15,10 @@ from refitd_embedded.engine import EmbeddedEngine
 from refitd_embedded.runner import GenerationRequest, VersionSpan
 from refitd_embedded.weights import (
     CarefulLoader,
-    UpdateOrder,
     Write,
     load,
 )
+from refitd_embedded.wire import UpdateFromDiskBody
 from support.embedded_kit import PROMPT, answer, ask, checkpoint, open_engine, until_tokens
 
 LONG = 300
@@ -49,9 +49,9 @@ def greedy(directory: Path, prompt: list[int], tokens: int) -> list[int]:
     return ids[len(prompt) :]
 
 
-def update(models: Path, name: str, *, flush_cache: bool = True) -> UpdateOrder:
+def update(models: Path, name: str, *, flush_cache: bool = True) -> UpdateFromDiskBody:
     """Load `name` and label it so."""
-    return UpdateOrder(model_path=str(models / name), weight_version=name, flush_cache=flush_cache)
+    return UpdateFromDiskBody(model_path=str(models / name), weight_version=name, flush_cache=flush_cache)
 
 
 @asynccontextmanager

@@ -40,10 +40,6 @@ def test_stretches_copy_every_byte_of_the_moves_and_no_other() -> None:
     assert np.array_equal(target, wanted)
 
 
-def test_no_moves_are_no_stretches() -> None:
-    assert stretches_of([]).shape == (0, 3)
-
-
 @pytest.mark.parametrize(
     "move", [MemoryMove(8, 0, 16), MemoryMove(0, 8, 16), MemoryMove(0, 0, 24), MemoryMove(0, 0, 16, 2, 32, 16)]
 )

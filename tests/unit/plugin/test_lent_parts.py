@@ -5,7 +5,6 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 from hypothesis import given
@@ -18,7 +17,6 @@ from refitd_client.sharded.orders import LentPart
 from refitd_client.sharded.shared_export import offered_layout
 from refitd_client.transport import exporter
 from refitd_client.transport.offer import (
-    FORMAT,
     FORMAT_OF_RANKS,
     HostPlace,
     OfferedPart,
@@ -122,28 +120,6 @@ def test_a_slice_of_rows_and_one_of_columns_are_cut_and_only_a_turned_matrix_is_
             assert names == (["w"] if not count else [piece_name("w", number) for number in range(count)])
 
 
-def test_rows_that_lie_apart_in_the_model_are_cut_as_well() -> None:
-    """As a vocabulary's rows, or projections beside each other."""
-    whole, room = torch.arange(48, dtype=torch.int16).reshape(8, 6), torch.zeros(8, 9, dtype=torch.int16)
-    tensor = OfferedTensor("w", "BF16", (8, 6), NOWHERE, parts_of((8, 6), [[Split(0, rank, 3)] for rank in range(3)]))
-    plan = PlanCopy("w", 0, (8, 6), (6, 1), room[:, :6])
-    copies = cut_copies([plan], {"w": tensor})
-    assert [copy.name for copy in copies] == [piece_name("w", number) for number in range(3)]
-    for copy in copies:
-        copy.target.copy_(copy.source(memory_of(tensor, whole)))
-    assert torch.equal(room[:, :6], whole)
-
-
-def test_rows_of_a_copy_that_parts_cut_through_at_several_places_take_the_whole_tensor() -> None:
-    whole, room = torch.arange(24, dtype=torch.int16).reshape(2, 12), torch.zeros(4, 9, dtype=torch.int16)
-    splits = [[Split(1, rank, 3)] for rank in range(3)]  # columns 4 to 8 are in two rows of the copy
-    tensor = OfferedTensor("w", "BF16", (2, 12), NOWHERE, parts_of((2, 12), splits))
-    plan = PlanCopy("w", 0, (4, 6), (6, 1), room[:, :6])
-    for copy in cut_copies([plan], {"w": tensor}):
-        copy.target.copy_(copy.source(memory_of(tensor, whole) | {"w": whole}))
-    assert torch.equal(room[:, :6].reshape(-1), whole.reshape(-1))
-
-
 def test_strips_of_one_part_follow_each_other_in_the_rank_s_memory() -> None:
     """As of a cube that is split along two dimensions."""
     layout = lay_out(
@@ -195,34 +171,6 @@ def test_a_lock_that_is_none_of_a_rank_s_is_refused() -> None:
         layout = OfferLayout(host="a", boot="b", pid=1, life="c", tensors=(), format=FORMAT_OF_RANKS, lenders=(name,))
         with pytest.raises(OfferRefusedError, match="a lock that no rank of a trainer has"):
             unseal(seal(offer_with(layout, "run~v000001", []), SECRET), SECRET)
-
-
-class TensorOfFormat2(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    place: HostPlace
-
-
-class LayoutOfFormat2(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    host: str
-    boot: str
-    pid: int
-    life: str
-    tensors: tuple[TensorOfFormat2, ...]
-    format: int = 2
-
-
-def test_releases_that_know_of_no_parts_read_other_offers_as_before_and_refuse_these() -> None:
-    plain = OfferedTensor("w", "BF16", (3, 4), NOWHERE)
-    layout = OfferLayout(host="a", boot="b", pid=1, life="c", tensors=(plain,))
-    known = msgspec.json.decode(msgspec.json.encode(layout), type=LayoutOfFormat2)
-    assert (known.format, known.tensors[0].name) == (FORMAT, "w")
-    lent = msgspec.structs.replace(plain, parts=(OfferedPart(0, 24, 1, 24, NOWHERE),))
-    for more in ({"tensors": (lent,)}, {"lenders": ()}):
-        other = msgspec.structs.replace(layout, **more)
-        with pytest.raises(msgspec.ValidationError, match="unknown field"):
-            msgspec.json.decode(msgspec.json.encode(other), type=LayoutOfFormat2)
 
 
 @pytest.fixture

@@ -48,12 +48,6 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_several_requests_have_a_reply_each(root: Path) -> None:
-    path = opened(root, echo)
-    lines = b'{"do":"hello"}\n{"do":"prepare","path":"run/v000001"}\n'
-    assert [reply["do"] for reply in said(path, lines)] == ["hello", "prepare"]
-
-
 @pytest.mark.parametrize(
     "line", [b"\n", b"nonsense\n", b"[" * 5000 + b"\n", b'{"do":"die"}\n', b'{"do":"hello","and":1}\n', b"\xff\n"]
 )

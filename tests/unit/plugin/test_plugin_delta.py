@@ -59,16 +59,6 @@ def test_a_delta_leaves_what_a_full_load_leaves(root: Path, startup: Path) -> No
         assert (rank.path, rank.engine.served) == (str(folder), f"run~v{step:06d}")
 
 
-def test_each_rank_takes_its_slices(root: Path, startup: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    members, weights = group(startup, monkeypatch), tiny_weights(2)
-    for step in (1, 2):
-        together(members, version(root, step))
-    for step in (3, 4):
-        before, weights = weights, changed(weights, step)
-        assert {each.how for each in together(members, delta(root, step, step - 1, before, weights))} == {"delta"}
-        assert [values(rank.model) for rank in members] == [expected(weights, number, 2) for number in (0, 1)]
-
-
 def test_a_delta_that_spans_several_versions_leads_on_from_each(root: Path, startup: Path) -> None:
     first = changed(tiny_weights(2), 3, "q.weight")
     second = changed(first, 4, "q.weight", "down.weight")
@@ -110,17 +100,6 @@ def test_to_be_told_again_what_is_served_and_to_break_ends_as_any_update_does(
     answer = rank.answer(folder)
     assert (answer.outcome, values(rank.model)) == (outcome, expected(after))
     assert "no room for a graph" in answer.reason
-
-
-def test_a_delta_that_was_prepared_is_not_read_again(
-    root: Path, startup: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rank, after = serving(root, startup), changed(tiny_weights(2), 3)
-    folder = delta(root, 3, 2, tiny_weights(2), after)
-    assert rank.engine.prepare(str(folder)).kind == "delta"
-    monkeypatch.setattr(in_place, "fit_delta", None)
-    assert rank.answer(folder).outcome is UpdateOutcome.SERVED
-    assert values(rank.model) == expected(after)
 
 
 def test_a_delta_that_was_prepared_for_what_is_gone_is_looked_at_again(root: Path, startup: Path) -> None:
@@ -234,11 +213,6 @@ def test_a_delta_that_does_not_fit_is_refused_untouched(root: Path, startup: Pat
     assert rank.holds(9)
 
 
-def test_a_delta_is_no_way_to_begin(root: Path, startup: Path) -> None:
-    answer = Rank(startup).answer(delta(root, 3, 2, tiny_weights(2), changed(tiny_weights(2), 3)))
-    assert (answer.outcome, answer.needs) == (UpdateOutcome.REFUSED, "full")
-
-
 def test_a_tensor_that_the_loader_computes_with_is_not_guessed(root: Path, startup: Path) -> None:
     rank = serving(root, startup)
     before = state(rank)
@@ -265,12 +239,6 @@ def test_a_base_that_is_not_served_is_not_taken_for_it_by_its_content(root: Path
     assert (answer.outcome, answer.needs, state(rank)) == (UpdateOutcome.REFUSED, "full", before)
 
 
-def test_what_was_loaded_past_the_plugin_is_not_said_to_be_served(root: Path, startup: Path) -> None:
-    rank = serving(root, startup)
-    rank.update(startup)
-    assert (rank.engine.served, rank.engine.no_deltas) == ("", "nothing is known of the weights in memory")
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_values_that_are_no_numbers_are_refused(root: Path, startup: Path, value: float) -> None:
     rank, after = serving(root, startup), changed(tiny_weights(2), 3)
@@ -278,13 +246,6 @@ def test_values_that_are_no_numbers_are_refused(root: Path, startup: Path, value
     before = state(rank)
     assert "non-finite" in rank.answer(delta(root, 3, 2, tiny_weights(2), after)).reason
     assert state(rank) == before
-
-
-def test_a_tensor_that_is_not_the_models_is_refused(root: Path, startup: Path) -> None:
-    rank = serving(root, startup)
-    weights = tiny_weights(2) | {"q.weight": torch.zeros(2, 8, dtype=torch.bfloat16)}
-    answer = rank.answer(delta(root, 3, 2, weights, changed(weights, 3, "q.weight")))
-    assert (answer.outcome, answer.needs) == (UpdateOutcome.REFUSED, "")
 
 
 class Failing:
@@ -321,14 +282,6 @@ def test_a_delta_that_fails_is_undone_and_proven_so(root: Path, startup: Path, m
     for step in (8, 9):
         rank.answer(version(root, step))
     assert rank.answer(delta(root, 10, 9, tiny_weights(9), changed(tiny_weights(9), 3))).outcome is UpdateOutcome.SERVED
-
-
-def test_a_delta_that_cannot_be_undone_is_unknown(root: Path, startup: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rank = serving(root, startup)
-    Failing(monkeypatch, write=1, undo=1)
-    answer = rank.answer(delta(root, 3, 2, tiny_weights(2), changed(tiny_weights(2), 3)))
-    assert (answer.outcome, rank.engine.served) == (UpdateOutcome.UNKNOWN, "")
-    assert rank.answer(version(root, 9)).outcome is UpdateOutcome.SERVED
 
 
 def test_a_delta_of_which_all_was_taken_back_is_undone_though_the_undoing_broke_off(
@@ -407,15 +360,6 @@ def test_deltas_from_one_base_replace_each_other(root: Path, startup: Path) -> N
         after = changed(tiny_weights(2), 3)
         assert rank.answer(delta(root, step, 2, tiny_weights(2), after)).outcome is UpdateOutcome.SERVED
     assert len(rank.engine.restore_point.served_state.deltas) == 1
-
-
-def test_memory_has_the_fingerprints_of_the_manifest(root: Path, startup: Path) -> None:
-    """Of what is copied, stacked, padded or transposed: what is computed has others."""
-    rank = Rank(startup)
-    assert rank.answer(version(root, 1, fingerprints=True)).proved == 6
-    assert rank.answer(version(root, 2)).proved == 0
-    after = changed(tiny_weights(2), 3)
-    assert rank.answer(delta(root, 3, 2, tiny_weights(2), after)).proved == 6
 
 
 def test_memory_that_is_not_what_the_manifest_says_is_not_served(root: Path, startup: Path) -> None:
@@ -500,12 +444,3 @@ def test_a_delta_that_would_take_more_memory_than_its_model_allows_takes_none(ro
     with pytest.raises(SourceRefusedError, match="it has"):
         open_changes(place, check_bytes=True, allocate=room, most=most_memory(known))
     assert asked == taken
-
-
-def test_a_delta_whose_file_has_grown_is_not_read_again(root: Path, startup: Path) -> None:
-    folder = delta(root, 3, 2, tiny_weights(2), changed(tiny_weights(2), 3))
-    kept = open_changes(place_of(str(folder), root), check_bytes=True).handle
-    kept.read()
-    os.truncate(folder / DELTA_NAME, 2**40)
-    with pytest.raises(SourceRefusedError, match="their file has another size"):
-        kept.read()

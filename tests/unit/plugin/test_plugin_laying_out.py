@@ -1,6 +1,5 @@
 """A delta is laid out bit for bit as the plain way does it: one tensor after the other is chosen, all concatenated."""
 
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 from unittest import mock
@@ -159,15 +158,6 @@ def test_columns_of_a_tensor_of_billions_of_elements_are_told_apart(shape: Matri
     assert group.indices.tolist() == numbers[group.values].tolist()
 
 
-def test_a_route_that_begins_in_one_row_and_ends_in_the_next_is_followed() -> None:
-    """As a view with an offset of its own has it."""
-    route = Route(holder=0, offset=6, begin=0, rows=3, columns=5, row_index=8, row_place=5, column_place=1, whole=False)
-    changes = {"w": change_of((4, 8), np.arange(32, dtype=np.uint32), np.arange(32, dtype=np.uint16))}
-    placements = {"w": PlacedTensor("", (4, 8), (route,))}
-    (group,) = lay_out(changes, placements).groups
-    assert group.indices.tolist() == [*range(6, 11), *range(14, 19), *range(22, 27)]
-
-
 def file_of(*shapes: Matrix) -> tuple[dict[str, Change], list[NDArray[Any]]]:
     """Tensors of which all elements change, and the memory that their indices and their values lie in."""
     sizes = [rows * columns for rows, columns in shapes]
@@ -207,32 +197,6 @@ def test_chosen_elements_are_written_to_the_memory_that_is_given_and_nowhere_els
     assert sizes == [16 * 4, 16 * 2]
     assert [array.ctypes.data for array in (group.indices, group.values)] == [each.ctypes.data for each in memories]
     assert group.values.tolist() == [2, 3, 6, 7, 10, 11, *range(10)]
-
-
-def test_one_large_tensor_is_shared_out_over_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "_LAID_OUT", 8)
-    monkeypatch.setattr(layout, "lanes_for", lambda jobs: min(jobs, 2))
-    fill, met = layout._fill, threading.Barrier(2)
-
-    def meets_another(job: Any) -> None:
-        met.wait(10)
-        fill(job)
-
-    monkeypatch.setattr(layout, "_fill", meets_another)
-    changes, _ = file_of((4, 8))
-    half = PlacedTensor("", (4, 8), (route_of((4, 8), (0, 4), (0, 4)),))
-    (group,) = lay_out(changes, {"0": half}).groups
-    assert group.indices.tolist() == [*range(4), *range(8, 12), *range(16, 20), *range(24, 28)]
-
-
-def test_what_a_thread_fails_at_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And no delta comes of it of which a part is missing."""
-    monkeypatch.setattr(layout, "_LAID_OUT", 8)
-    monkeypatch.setattr(layout, "lanes_for", lambda jobs: min(jobs, 2))
-    monkeypatch.setattr(layout, "_fill", lambda _: 1 / 0)
-    changes, _ = file_of((4, 8))
-    with pytest.raises(ZeroDivisionError):
-        lay_out(changes, {"0": PlacedTensor("", (4, 8), (route_of((4, 8), (0, 4), (0, 3)),))})
 
 
 def test_a_tensor_that_the_model_lacks_or_cannot_change_is_refused() -> None:

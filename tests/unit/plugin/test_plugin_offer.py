@@ -14,12 +14,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from refitd_client.checkpoint.finite import NO_RULE
 from refitd_client.contract.plugin import UpdateOutcome, answers_in
 from refitd_client.transport import exporter
-from refitd_client.transport.memory import ImportedMemory, LayoutCache, SharedTensors
+from refitd_client.transport.memory import SharedTensors
 from refitd_client.transport.offer import DevicePlace, OfferedTensor, OfferLayout, offer_with
-from refitd_client.transport.offer_file import ExportedTensors, make_secret, read_secret
+from refitd_client.transport.offer_file import ExportedTensors, make_secret
 from refitd_plugin.memory import offered
 from refitd_plugin.memory.imported import IpcHandleCache, OpenedMemory
 from refitd_plugin.memory.offered import OfferedMemory, OfferedVersion, memory_of, structure_of
@@ -97,24 +96,6 @@ def test_what_was_taken_is_served_when_it_is_told_again_after_the_offer_is_over(
     again = rank.answer(root / "run" / "v000005")
     assert (again.outcome, again.version, again.contents) == (UpdateOutcome.SERVED, "run~v000005", first.contents)
     assert rank.holds(5)
-
-
-def test_it_has_the_contents_that_its_files_give(root: Path, startup: Path, trainer: SharedTensors) -> None:
-    rank, other = Rank(startup), Rank(startup)
-    with exporting(root, 5, trainer) as exported:
-        taken = take(rank, root, exported)
-    assert other.answer(version(root, 5)).contents == taken.contents
-
-
-def test_an_offer_that_is_withdrawn_before_the_pause_is_refused_untouched(
-    root: Path, startup: Path, trainer: SharedTensors
-) -> None:
-    rank = Rank(startup)
-    with exporting(root, 5, trainer) as exported:
-        prepare(rank, root, exported)
-        assert exported.take_back(0.0)
-    assert rank.answer(root / "run" / "v000005").outcome is UpdateOutcome.REFUSED
-    assert rank.holds(0)
 
 
 def test_a_trainer_that_dies_after_its_offer_was_looked_at_leaves_an_offer_that_nobody_takes(
@@ -291,18 +272,6 @@ def test_a_promised_version_that_nobody_prepared_is_refused_and_no_rank_waits_fo
     assert all(member.holds(0) for member in members)
 
 
-def test_each_rank_takes_its_own_slices(
-    root: Path, startup: Path, trainer: SharedTensors, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    members = group(startup, monkeypatch)
-    with exporting(root, 5, trainer) as exported:
-        for member in members:
-            prepare(member, root, exported)
-        answers = together(members, root / "run" / "v000005")
-    assert {answer.outcome for answer in answers} == {UpdateOutcome.SERVED}
-    assert all(member.holds(5) for member in members)
-
-
 def test_what_an_older_offer_named_is_not_touched_once_a_newer_one_was_looked_at(
     root: Path, startup: Path, trainer: SharedTensors
 ) -> None:
@@ -316,32 +285,6 @@ def test_what_an_older_offer_named_is_not_touched_once_a_newer_one_was_looked_at
         ok, message = rank.update(root / "run" / "v000005")
         assert (ok, answers_in(message)[0].outcome) == (False, UpdateOutcome.REFUSED)
     assert rank.holds(0)
-
-
-def test_where_tensors_lie_is_looked_at_once_and_what_they_hold_each_time(
-    root: Path, startup: Path, trainer: SharedTensors, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rank, layouts, opened = Rank(startup), LayoutCache(), list[str]()
-    view = ImportedMemory.tensor
-    monkeypatch.setattr(ImportedMemory, "tensor", lambda taker, each: opened.append(each.name) or view(taker, each))
-    for step in (1, 2):
-        rank.answer(version(root, step))
-    make_secret(root)
-    looks = list[tuple[OpenedMemory, int]]()
-    for step in (5, 6, 7):
-        fill(trainer, tiny_weights(step))
-        looked = layouts.prepare(trainer.tensors, [NO_RULE] * len(trainer.tensors))
-        offer = looked.offer(f"run~v{step:06d}", [each.fingerprint for each in looked.scan()])
-        with ExportedTensors(root / "run", offer, read_secret(root)) as exported:
-            way = prepare(rank, root, exported, step)
-            assert rank.answer(root / "run" / f"v{step:06d}").outcome is UpdateOutcome.SERVED
-            looks.append((way.source.opened, len(opened)))
-            opened.clear()
-        assert rank.holds(step)
-        version(root, step)
-    count = len(trainer.tensors)
-    assert [views for _, views in looks] == [2 * count, count, count], "what the loader computes is looked at each time"
-    assert looks[0][0] is looks[1][0] is looks[2][0]
 
 
 def test_a_secret_that_was_replaced_is_not_accepted_any_more(root: Path, startup: Path, trainer: SharedTensors) -> None:

@@ -30,15 +30,6 @@ def again(plan: ReplayPlan, model: TinyModel, weights: dict[str, torch.Tensor]) 
     replay(within_host(plan.copies, lambda: weights).steps, plan.rest(weights), model.load_weights)
 
 
-@pytest.mark.parametrize(("rank", "size"), [(0, 1), (0, 2), (1, 2)])
-def test_a_replay_gives_what_the_loader_gives_on_each_rank(rank: int, size: int) -> None:
-    model = TinyModel(rank, size)
-    plan = learn(model, tiny_weights(1))
-    again(plan, model, tiny_weights(2))
-    assert values(model) == expected(tiny_weights(2), rank, size)
-    assert (plan.loader_only, len(plan.copies), plan.residual) == (None, 6, ("norm.weight",))
-
-
 def test_a_plan_of_copies_alone_is_proven_and_one_with_a_rest_is_not() -> None:
     class Plain(TinyModel):
         def _load_norm(self, tensor: torch.Tensor) -> None:

@@ -1,6 +1,5 @@
 """A prefetch worker finds what the rank's thread finds, refusals and all; memory in use is not written again."""
 
-import json
 import os
 import socket
 import struct
@@ -15,9 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from refitd_client.contract.manifest import digest_of_block, joined
 from refitd_client.contract.plugin import UpdateOutcome
-from refitd_client.validation import contents as whole_file
 from refitd_plugin.delta import changes
 from refitd_plugin.delta.layout import PlacedTensor, Route
 from refitd_plugin.memory.source import SourceRefusedError, VersionPlace, close_all
@@ -179,17 +176,6 @@ def test_what_a_rank_takes_of_a_delta_is_written_to_shared_memory_at_once(root: 
     assert (len(placed), buffers.numbers) == (2, there)
 
 
-def test_rooms_are_used_again_and_grow() -> None:
-    buffers = SharedBuffers()
-    buffers.begin([])
-    small = buffers.place(np.arange(10, dtype=np.uint16))
-    buffers.begin([small.buffer])
-    assert buffers.place(np.arange(10)).buffer != small.buffer
-    buffers.begin([])
-    assert buffers.memory(2**24 + 1).nbytes == 2**24 + 1
-    assert len(buffers.numbers) == 2
-
-
 def test_a_larger_array_takes_the_place_of_the_largest_and_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each buffer was registered with the GPU, which takes longer than to fill it."""
     monkeypatch.setattr(process, "_BUFFER_STEP", 2**12)
@@ -199,23 +185,6 @@ def test_a_larger_array_takes_the_place_of_the_largest_and_leaves_the_others(mon
     buffers.begin([])
     assert buffers.memory(2**17).nbytes == 2**17
     assert (first[0] in buffers.numbers, first[1] in buffers.numbers) == (True, False)
-
-
-def test_a_delta_of_several_blocks_is_held_against_its_manifest(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As publishers digest what is larger than 16 MiB."""
-    monkeypatch.setattr(whole_file, "BLOCK", 128)
-    folder = delta(root, 3, 2, tiny_weights(2), changed(tiny_weights(2), 3))
-    data = np.fromfile(folder / "weights.refit-delta", np.uint8)
-    digest = joined([digest_of_block(data[at : at + 128]) for at in range(0, len(data), 128)])
-    manifest = json.loads((folder / "refit.json").read_text())
-    for said, is_good in ((digest, True), (digest.replace("a", "b"), False)):
-        manifest["files"]["weights.refit-delta"]["digest"] = said
-        (folder / "refit.json").write_text(json.dumps(manifest))
-        if is_good:
-            assert changes.open_changes(VersionPlace(root, "run/v000003"), check_bytes=True).label == "run~v000003"
-        else:
-            with pytest.raises(SourceRefusedError, match="damaged"):
-                changes.open_changes(VersionPlace(root, "run/v000003"), check_bytes=True)
 
 
 def test_messages_carry_files_and_a_line_that_breaks_off_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,14 +39,6 @@ def test_a_good_version_is_proved_by_the_fingerprints_of_its_manifest(root: Path
     assert proof.digest == proof_digest(manifest.fingerprints, share_of(source.structure.headers, 0, 1))
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 7, 20])
-def test_ranks_share_out_all_tensors_and_none_twice(root: Path, ranks: int) -> None:
-    source = published(root, 1, weights())
-    names = [name for rank in range(ranks) for name in share_of(source.structure.headers, rank, ranks)]
-    assert sorted(names) == sorted(weights())
-    assert not any(VersionProver(HostReader(), rank, ranks).prove(source).fault for rank in range(ranks))
-
-
 def test_a_flipped_bit_is_found_by_the_rank_that_reads_it_and_by_no_other(root: Path) -> None:
     source = published(root, 1, weights())
     damage(source, "e")

@@ -120,38 +120,6 @@ def test_where_one_rank_has_no_load_plan_what_is_whole_is_proved_and_no_more(
     assert [each.proved for each in answers] == [1 + EXPERTS // 2, 0]
 
 
-def test_tables_of_slices_are_kept_once_for_a_plan_and_reports_have_only_sums(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = SlicedEngine(root, monkeypatch, 2)
-    kept: list[str] = []
-    original = type(engine.store).set
-
-    def counted(key: str, text: str) -> None:
-        if "/kept/" in key:
-            kept.append(key)
-        original(engine.store, key, text)
-
-    for member in engine.members:
-        member.engine._ranks._store = _Counting(engine.store, counted)
-    for step in range(1, 6):
-        engine.take(step)
-    assert len(kept) == 2
-    engine.members[0].engine.loading.plan = None
-    engine.take(6)  # learned again, and the same
-    assert len(kept) == 2
-
-
-class _Counting:
-    """A store whose `set` is another."""
-
-    def __init__(self, store: object, put: object) -> None:
-        self._store, self.set = store, put
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._store, name)
-
-
 def test_a_table_that_cannot_be_read_is_as_bad_as_a_wrong_tensor(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that finds something wrong could be overruled by one that found nothing, because it could not look."""
     engine = SlicedEngine(root, monkeypatch, 2)

@@ -23,11 +23,6 @@ def together(all_ranks: list[Ranks], states: list[RankState]) -> list[Decision]:
         return list(pool.map(prepare, all_ranks, states))
 
 
-def test_one_rank_that_refuses_keeps_all_from_writing() -> None:
-    decisions = together(ranks(HashStore(), 3), [RankState.READY, RankState.REFUSED, RankState.READY])
-    assert {each.step for each in decisions} == {NextStep.REFUSE}
-
-
 def test_rounds_do_not_mix_and_old_ones_are_forgotten() -> None:
     store = HashStore()
     two = ranks(store, 2)

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 
 from refitd_client.delta import Change
-from refitd_client.delta.change import together
 from refitd_client.validation.examine import structure
 from refitd_plugin.delta.in_place import BLOCK, _chunks
 from refitd_plugin.delta.layout import COUNT, FIRST, NUMBER, PlacedTensor, Route, blocks, lay_out, overlap, routes_of
@@ -146,16 +145,6 @@ def test_a_table_of_moves_holds_for_every_file_of_its_layout(tmp_path: Path) -> 
     perform([replace(move, source=begin + move.source) for move in table.moves["model.safetensors"]])
     assert torch.equal(model[:4], weights["a"])
     assert torch.equal(model[4:7, :4], weights["b"])
-
-
-def test_arrays_that_follow_each_other_are_one() -> None:
-    memory = np.arange(20, dtype=np.uint16)
-    joined = together([memory[2:5], memory[5:6], memory[6:11]])
-    assert joined is not None
-    assert joined.tolist() == list(range(2, 11))
-    for apart in ([memory[2:5], memory[6:8]], [memory[5:6], memory[2:5]], [memory[:2], memory[2:].view(np.int16)], []):
-        assert together(apart) is None
-    assert together([memory[::2]]) is None
 
 
 def test_blocks_of_a_patch_have_each_element_once() -> None:

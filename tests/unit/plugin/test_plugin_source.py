@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from refitd_client.validation.validate import Options
-from refitd_plugin.memory.source import SourceRefusedError, is_version, mapped, open_version, place_of, started_from
+from refitd_plugin.memory.source import SourceRefusedError, mapped, open_version, place_of, started_from
 
 WEIGHTS = {
     "a": torch.randn(3, 5).bfloat16(),
@@ -46,13 +46,6 @@ def test_a_loader_that_works_in_place_does_not_change_the_file(folder: Path) -> 
     assert (folder / "model.safetensors").read_bytes() == before
 
 
-def test_what_is_open_can_be_read_after_it_is_deleted(folder: Path) -> None:
-    source = mapped(place_of(str(folder), None))
-    (folder / "model.safetensors").unlink()
-    assert torch.equal(source.tensors()["b"], WEIGHTS["b"])
-    assert not source.is_unchanged()
-
-
 def test_the_root_is_found_above_a_version(folder: Path, tmp_path: Path) -> None:
     assert place_of(str(folder), None).root == tmp_path
     assert place_of(str(folder), tmp_path / "run").path == "v000001"
@@ -82,8 +75,3 @@ def test_a_fifo_is_never_opened(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     os.mkfifo(folder / "model.safetensors")
     assert mapped(place_of(str(folder), None)).structure.faults
-
-
-@pytest.mark.parametrize("path", ["", "org/model", "/nowhere", "\0"])
-def test_what_is_no_folder_is_no_version(path: str) -> None:
-    assert not is_version(path, None)

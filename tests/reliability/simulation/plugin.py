@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from refitd.engine.plugin import Launch, Preparation, Prepared, PrepareRefused, Unprepared
+from refitd.engine.plugin import Launch, PluginSeen, Preparation, Prepared, PrepareRefused, Unprepared
 from refitd.engine.port import Coming, Offered, RankProof, VersionFiles
 from refitd_client.contract.naming import parse_version_folder, parse_version_id, version_id
 from refitd_client.contract.plugin import Answer, UpdateOutcome
@@ -297,29 +297,15 @@ class SimBeside(PluginClient):
         """`alive` says whether the service's process is there, which speaks."""
         super().__init__(None, allow_dtype_cast=False)
         self._server, self._alive = server, alive
-        self._is_there = False
         self._boot = 0
         self._seen_ahead: tuple[str, str, int] | None = None  # a path, what its files looked like, to which process
         self._taken_ahead: tuple[Offered, Preparation] | None = None
 
-    @property
-    def release(self) -> str | None:
-        return RELEASE if self._is_there else None
-
-    @property
-    def takes_offers(self) -> bool:
-        return self._is_there
-
-    @property
-    def proves(self) -> bool:
-        return self._is_there and self._server.proves
-
-    @property
-    def reason(self) -> str | None:
-        return None if self._is_there else "no plugin answers for it"
-
     async def look(self, launch: Launch) -> None:
-        self._is_there, self._boot = self._server.up, self._server.boots
+        self._boot = self._server.boots
+        proves = self._server.proves
+        is_there = PluginSeen(release=RELEASE, takes_offers=True, proves=proves)
+        self.seen = is_there if self._server.up else PluginSeen(reason="no plugin answers for it")
 
     def is_done(self) -> None:
         super().is_done()

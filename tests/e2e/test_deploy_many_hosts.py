@@ -111,6 +111,7 @@ def run_job(folder: Path, environment: dict[str, str]) -> tuple[int, str]:
     return status, "".join(path.read_text() for path in sorted(folder.glob("*.log")))
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 def test_the_job_of_many_hosts_pulls_what_its_trainer_publishes_onto_each_node_and_leaves_nothing(
     tmp_path: Path,

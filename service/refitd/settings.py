@@ -167,7 +167,7 @@ class Settings(AccessSettings, FollowSettings, PushSettings):
     prove: Prove = Field(
         default=Prove.ENGINE,
         description="Who reads a version's tensors to prove them: the GPUs of engines with the plugin (where there are "
-        "none, the service), the service, or both",
+        "none, the service), or the service",
     )
 
     probe_interval: float = Field(

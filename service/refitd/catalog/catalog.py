@@ -40,7 +40,7 @@ from refitd.catalog.checks import FileChecks
 from refitd.catalog.examining import Examiner, LateReading, References
 from refitd.catalog.files import DiskFiles
 from refitd.catalog.judge import ANNOUNCE_AGAIN, Judge, Waiting
-from refitd.policy.admit import CatalogRules
+from refitd.policy.admit import CatalogRules, Prove
 from refitd.root.ownership import root_file_system, wants_polling
 from refitd.root.scan import FoundFolder, ListingFailed
 from refitd.state.store import Store
@@ -206,7 +206,8 @@ class Catalog:
         self._files = files
         self._rules = rules
         self._waiting = waiting = Waiting(store)
-        self._judge = Judge(store, files, references, rules, waiting, Examiner(files, proofs, rules.prove))
+        proofs = None if rules.prove is Prove.SERVICE else proofs
+        self._judge = Judge(store, files, references, rules, waiting, Examiner(files, proofs))
         self._arrivals = Arrivals(store, rules, waiting)
         self._checks = FileChecks(store, files, rules, waiting, self._judge, self._arrivals.rewritten)
         self.check = self._checks.check

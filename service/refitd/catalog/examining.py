@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 
 from refitd.catalog.files import DiskFiles
-from refitd.policy.admit import Prove
 from refitd.policy.chain import NoBase, base_of, chain_of
 from refitd.root.handle import LISTING_SECONDS, RootHangsError, RootThreads
 from refitd.state.store import Store
@@ -178,10 +177,9 @@ def _unread(error: OSError) -> str:
 class Examiner:
     """Gathers the evidence of versions. Without `proofs` of engines the service reads everything itself."""
 
-    def __init__(self, files: DiskFiles, proofs: RankProofs | None, prove: Prove) -> None:
+    def __init__(self, files: DiskFiles, proofs: RankProofs | None) -> None:
         self._files = files
-        self._proofs = None if prove is Prove.SERVICE else proofs
-        self._prove = prove
+        self._proofs = proofs
 
     async def examine(
         self,
@@ -201,15 +199,10 @@ class Examiner:
         by_service = isinstance(model, Base) or unprovable(seen) is not None or judge(seen, model, options) is not None
         if self._proofs is None or by_service:
             return await self._files.examine(seen, model, options, fingerprinted=fingerprinted), ()
-        reads_all = self._prove is Prove.BOTH
-        evidence, found = await asyncio.gather(
-            self._files.examine(seen, model, options, beside=not reads_all), self._proofs.of(record, seen)
+        evidence, by = await asyncio.gather(
+            self._files.examine(seen, model, options, beside=True), self._proofs.of(record, seen)
         )
-        if not reads_all:
-            return (evidence, found.by) if found.by else (await self._files.examine(seen, model, options), ())
-        if found.faults and not found.by and evidence.contents is not None:
-            return Evidence(failure=f"the service has read it, and engines found otherwise: {found.faults[0]}"), ()
-        return evidence, ()
+        return (evidence, by) if by else (await self._files.examine(seen, model, options), ())
 
 
 _WHY = "for an engine whose GPUs cannot prove it"

@@ -36,11 +36,10 @@ from refitd_client.validation.validate import Evidence, Structure, proof_digest,
 
 
 class Prove(StrEnum):
-    """Who reads tensors to prove them. BOTH: where service and engines disagree the version is read again."""
+    """Who reads tensors to prove them."""
 
     ENGINE = "engine"
     SERVICE = "service"
-    BOTH = "both"
 
 
 def all_prove(version: VersionRecord, engines: Iterable[EngineRecord]) -> bool:

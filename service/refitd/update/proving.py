@@ -6,7 +6,6 @@ engine that does not begin: another load may be under way there.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from refitd.engine.port import RankProof
 from refitd.policy.admit import Prove, all_prove, fault_in
@@ -20,20 +19,12 @@ _FIRST_ASKED_SECONDS = 0.25  # until the first engine has been asked
 _PROVE_SECONDS = 30.0  # 1.6 TB over a bus of 55 GB/s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RanksFound:
-    """What engines' ranks say of a version: `by` are the engines that prove it, `faults` why others do not."""
-
-    by: tuple[str, ...] = ()
-    faults: tuple[str, ...] = ()
-
-
 class RankProofs:
     """Who was asked to prove what, and what came of it. In memory alone: after a restart the service reads."""
 
     def __init__(self, store: Store, targets: Targets, prove: Prove) -> None:
         self._store, self._targets, self._prove = store, targets, prove
-        # By version and engine: what the engine has answered, None until it has.
+        # By version, what engines were asked, and what they answered: None until they have.
         self._asked: dict[str, dict[str, Sequence[RankProof] | None]] = {}
         self._changed = Notifier()
 
@@ -52,10 +43,10 @@ class RankProofs:
             asked[engine] = tuple(found)
             self._changed.notify()
 
-    async def of(self, version: VersionRecord, seen: Structure) -> RanksFound:
-        """Wait for what engines find in a version; no one where none is asked, or all have come to nothing."""
+    async def of(self, version: VersionRecord, seen: Structure) -> tuple[str, ...]:
+        """Wait for the engines that prove a version; none where no engine is asked, or all have come to nothing."""
         if not self._expected(version):
-            return RanksFound()
+            return ()
         clock = self._store.clock
         begun = clock.monotonic()
         while True:
@@ -63,10 +54,10 @@ class RankProofs:
             found = self._asked.get(version.id, {})
             faults = {engine: fault_in(seen, proofs) for engine, proofs in found.items() if proofs is not None}
             if by := tuple(engine for engine, fault in faults.items() if fault is None):
-                return RanksFound(by=by, faults=self._told(faults))
+                return by
             left = begun + (_PROVE_SECONDS if found else _FIRST_ASKED_SECONDS) - now
             if left <= 0 or (found and len(faults) == len(found)):
-                return RanksFound(faults=self._told(faults))
+                return ()
             await self._changed.wait_after(count, within=left)
 
     def _expected(self, version: VersionRecord) -> bool:
@@ -77,6 +68,3 @@ class RankProofs:
         if self._prove is Prove.SERVICE or not all_prove(version, engines):
             return False
         return any(self._targets.of_engine(engine.to_load).coming == version.id for engine in engines)
-
-    def _told(self, faults: dict[str, str | None]) -> tuple[str, ...]:
-        return tuple(f"{engine}: {fault}" for engine, fault in faults.items() if fault is not None)

@@ -16,7 +16,7 @@ from refitd_plan.job import JobSettings
 from refitd_plan.machine import GIB, Machine, Placement
 from refitd_plan.memory import GPU_HEADROOM, WEIGHT_BYTES, MemoryEstimate, memory_of
 from refitd_plan.model import Model, lora_parameters
-from refitd_plan.plan import PlannedChange, PlannedMemory, PlannedProcess
+from refitd_plan.plan import PlannedChange, PlannedMemory
 from refitd_plan.transport import host_fault, on_root, versions_on_root
 
 Measure = Callable[[JobSettings], MemoryEstimate]
@@ -201,9 +201,9 @@ def planned_memory(found: Fit, host_has: float | None) -> PlannedMemory:
     return PlannedMemory(
         fits=found.now.fits and fault is None,
         faults=found.now.faults if fault is None else (*found.now.faults, fault),
-        processes=_processes(found.now),
+        processes=found.now.processes,
         changes=found.changes,
-        after=_processes(found.then),
+        after=found.then.processes,
         kv_tokens=found.now.kv_tokens,
         kv_wanted=found.now.kv_wanted,
         host=round(versions_on_root(found.transport) * version, 2),
@@ -226,16 +226,3 @@ def assumed_of_memory(transport: Transport, host_has: float | None) -> list[str]
         f"with a root on a tmpfs the host's memory holds {on_root(transport)}{unknown}",
         "a critic or a reward model beside the trainer is not planned for",
     ]
-
-
-def _processes(memory: MemoryEstimate) -> tuple[PlannedProcess, ...]:
-    return tuple(
-        PlannedProcess(
-            process=process.title,
-            role=process.role,
-            gpu=process.gpu,
-            total=round(process.total, 2),
-            parts={name: round(size, 3) for name, size in process.parts.items()},
-        )
-        for process in memory.processes
-    )

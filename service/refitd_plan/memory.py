@@ -43,6 +43,7 @@ from refitd_plan.allocation import VLLM, Component, Parallel, Role
 from refitd_plan.job import JobSettings, Loss, Optimizer, Precision
 from refitd_plan.machine import GIB, Machine, Placement, Rank
 from refitd_plan.model import Model, lora_parameters
+from refitd_plan.plan import PlannedProcess
 
 GPU_HEADROOM = 0.05
 """The share of a GPU that stays free: a prediction can be wrong, and a GPU that is full fails at the next token."""
@@ -84,20 +85,6 @@ _BESIDE: Mapping[tuple[Transport, str], float] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankProcess:
-    """One process on one GPU. `title` says which; `gpu` counts over all nodes."""
-
-    title: str
-    role: str
-    gpu: int
-    parts: Mapping[str, float]
-
-    @property
-    def total(self) -> float:
-        return sum(self.parts.values())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineMemory:
     """One rank's parts; how many tokens its KV cache holds, and the fraction that led there.
 
@@ -113,7 +100,7 @@ class EngineMemory:
 class MemoryEstimate:
     """The processes, and why they do not fit: nothing where they do. `kv_tokens` is of the smallest KV cache."""
 
-    processes: tuple[RankProcess, ...]
+    processes: tuple[PlannedProcess, ...]
     faults: tuple[str, ...]
     kv_tokens: int
     kv_wanted: int
@@ -138,7 +125,7 @@ def memory_of(
             beside each engine rank and a sender.
     """
     taken: dict[int, float] = {}
-    engines: list[tuple[RankProcess, EngineMemory]] = []
+    engines: list[tuple[PlannedProcess, EngineMemory]] = []
     for rank in placement.of(Role.GENERATION):
         capacity = machine.memory(rank.gpu)
         parallel = rank.component.parallel
@@ -150,7 +137,7 @@ def memory_of(
         process = _process(rank, {**found.parts, **_beside(transport, "receiver")})
         taken[rank.gpu] = taken.get(rank.gpu, 0.0) + process.total
         engines.append((process, found))
-    trainers: list[RankProcess] = []
+    trainers: list[PlannedProcess] = []
     for rank in placement.of(Role.TRAINING):
         parts = trainer_parts(model, rank.component, job)
         if rank.index == 0:
@@ -175,26 +162,32 @@ def _beside(transport: Transport, name: str) -> dict[str, float]:
     return {name: size} if size else {}
 
 
-def _process(rank: Rank, parts: Mapping[str, float]) -> RankProcess:
-    title = f"{rank.component.title} rank {rank.index}"
-    return RankProcess(title=title, role=rank.component.role, gpu=rank.gpu, parts=_there(parts))
+def _process(rank: Rank, parts: Mapping[str, float]) -> PlannedProcess:
+    parts = _there(parts)
+    return PlannedProcess(
+        process=f"{rank.component.title} rank {rank.index}",
+        role=rank.component.role,
+        gpu=rank.gpu,
+        total=round(sum(parts.values()), 2),
+        parts={name: round(size, 3) for name, size in parts.items()},
+    )
 
 
 def _there(parts: Mapping[str, float]) -> dict[str, float]:
     return {name: size for name, size in parts.items() if size > 0}
 
 
-def _faults_of_engines(engines: list[tuple[RankProcess, EngineMemory]], job: JobSettings) -> Iterable[str]:
+def _faults_of_engines(engines: list[tuple[PlannedProcess, EngineMemory]], job: JobSettings) -> Iterable[str]:
     process, found = min(engines, key=lambda pair: pair[1].kv_tokens)
     if found.kv_tokens < job.sequence_tokens:
         room = f"for {max(0, found.kv_tokens)} tokens" if found.kv_tokens > 0 else "for nothing beside the weights"
         yield (
-            f"{process.title} on GPU {process.gpu}: mem_fraction_static {found.fraction:g} leaves room {room}, "
+            f"{process.process} on GPU {process.gpu}: mem_fraction_static {found.fraction:g} leaves room {room}, "
             f"and one sequence has {job.sequence_tokens}"
         )
 
 
-def _faults_of_gpus(processes: tuple[RankProcess, ...], machine: Machine) -> Iterable[str]:
+def _faults_of_gpus(processes: tuple[PlannedProcess, ...], machine: Machine) -> Iterable[str]:
     sums: dict[int, float] = {}
     for process in processes:
         sums[process.gpu] = sums.get(process.gpu, 0.0) + process.total

@@ -1,6 +1,5 @@
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
 # ruff: noqa: ANN001, ANN201, ANN202, N803 - triton has constants in capitals, and reads annotations as its own
-# ruff: noqa: ANN001, ANN202, N803 - triton has constants in capitals, and reads annotations as its own
 """Fingerprints on an NVIDIA GPU, and how many elements are NaN or infinite: one pass, one launch for many tensors.
 
 Each program takes some rows that follow each other and keeps one sum for each column, Σ Q(row) · m(bits); the column's

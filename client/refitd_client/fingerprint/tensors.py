@@ -131,7 +131,7 @@ def _on_device(items: Sequence[tuple[Any, Rule]]) -> Any:
 
 
 _AT_ONCE = 2**22  # elements whose indices are there at a time: they take 32 MiB, and what is made of them as much again
-_LONG = 2**16  # elements from which on the kernel, numpy's faster way or a sum of its own is worth its start
+_LONG = 2**16  # elements from which on numpy's faster way is worth its start
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,101 +199,42 @@ def _share(bits: host.Bits, rows: ElementRows) -> int:
     return total
 
 
-class _Piece(NamedTuple):
-    """Elements `begin` to `begin + len(bits)` of the rows of one part."""
-
-    number: int
-    bits: Any
-    rows: ElementRows
-    begin: int
-
-
 def _parts_on_device(parts: Sequence[PartInput]) -> list[Scan]:
     import torch
 
-    from refitd_client.fingerprint.batch import AddressScan
-    from refitd_client.fingerprint.device import TensorPart
+    from refitd_client.fingerprint import device as by_torch
 
     device = parts[0].bits.device
+    if has_triton():
+        return _strips_on_gpu(parts, device)
     out = torch.zeros((len(parts), 2), dtype=torch.int64, device=device)
-    long: list[TensorPart] = []
-    pieces: dict[tuple[int, Rule], list[_Piece]] = {}
     for number, part in enumerate(parts):
-        at, width = 0, part.bits.element_size()
+        at = 0
         for rows in part.rows:
-            bits, head = part.bits[at : at + rows.count], rows.count
-            if rows.rows == 1 and rows.width >= _LONG and has_triton():
-                head = -rows.begin % host.ROW
-                body = TensorPart(
-                    number=number,
-                    now=bits.data_ptr() + head * width,
-                    count=rows.width - head,
-                    width=width,
-                    first=rows.begin + head,
-                    rule=part.rule,
-                    elements=rows.begin + rows.width,
-                )
-                long.append(body)
-            pieces.setdefault((width, part.rule), []).extend(
-                _Piece(number, bits[begin : min(begin + _AT_ONCE, head)], rows, begin)
-                for begin in range(0, head, _AT_ONCE)
-            )
+            for begin in range(0, rows.count, _AT_ONCE):
+                bits = part.bits[at + begin : at + min(begin + _AT_ONCE, rows.count)]
+                place = torch.arange(begin, begin + bits.numel(), device=device)
+                row = place // rows.width
+                indices = rows.begin + row * rows.pitch + place - row * rows.width
+                out[number, 0] += by_torch.share(indices, bits)
+                out[number, 1] += by_torch.nonfinite(bits, part.rule).sum()
             at += rows.count
-    results = AddressScan(long, len(parts), device).begin() if long else list[Scan]
-    for (_, rule), some in pieces.items():
-        for few in _few_at_once(some):
-            _add(out, few, rule)
-    found = scans_in(out)
-    for number, each in enumerate(results()):
+    return scans_in(out)
+
+
+def _strips_on_gpu(parts: Sequence[PartInput], device: Any) -> list[Scan]:
+    """The same by a kernel, for all parts together."""
+    from refitd_client.fingerprint.batch import MemoryStrip, StripScan
+
+    strips: list[MemoryStrip] = []
+    owners: list[int] = []
+    for number, part in enumerate(parts):
+        address, width = part.bits.data_ptr(), part.bits.element_size()
+        for rows in part.rows:
+            strips.append(MemoryStrip(address, width, rows, rows.width, 1, part.rule))
+            owners.append(number)
+            address += rows.count * width
+    found = [Scan(0, 0)] * len(parts)
+    for number, each in zip(owners, StripScan(strips, device).begin()(), strict=True):
         found[number] = both(found[number], each)
     return found
-
-
-def _few_at_once(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
-    """All of them: long ones alone, the others in groups of so many elements as can be there at a time."""
-    group, count = list[_Piece](), 0
-    for piece in pieces:
-        if piece.bits.numel() >= _LONG:
-            yield [piece]
-            continue
-        if group and count + piece.bits.numel() > _AT_ONCE:
-            yield group
-            group, count = [], 0
-        group.append(piece)
-        count += piece.bits.numel()
-    if group:
-        yield group
-
-
-def _add(out: Any, pieces: Sequence[_Piece], rule: Rule) -> None:
-    """Add what elements add, to the row of `out` of each one's part: for all pieces together, because a call of torch
-    takes as long for a few elements as for many. Many that are added to one row wait for each other: a long piece is
-    summed first.
-    """
-    import torch
-
-    from refitd_client.fingerprint.device import nonfinite, terms
-
-    if len(pieces) == 1:
-        number, bits, _, _ = pieces[0]
-        out[number, 0] += terms(_indices(pieces[0]), bits).sum()
-        if rule != NO_RULE:
-            out[number, 1] += nonfinite(bits, rule).sum()
-        return
-    bits, device = torch.cat([piece.bits for piece in pieces]), out.device
-    counts = torch.tensor([piece.bits.numel() for piece in pieces], device=device)
-    owners = torch.tensor([piece.number for piece in pieces], device=device).repeat_interleave(counts)
-    out[:, 0].index_add_(0, owners, terms(torch.cat([_indices(piece) for piece in pieces]), bits))
-    if rule != NO_RULE:
-        out[:, 1].index_add_(0, owners, nonfinite(bits, rule).to(torch.int64))
-
-
-def _indices(piece: _Piece) -> Any:
-    import torch
-
-    rows, end = piece.rows, piece.begin + piece.bits.numel()
-    if rows.rows == 1:
-        return torch.arange(rows.begin + piece.begin, rows.begin + end, device=piece.bits.device)
-    place = torch.arange(piece.begin, end, device=piece.bits.device)
-    row = place // rows.width
-    return rows.begin + row * rows.pitch + place - row * rows.width

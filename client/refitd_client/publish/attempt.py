@@ -96,108 +96,6 @@ class PublishCall:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VersionWriter:
-    """Writes one version into a run's folder, in one go or in two: shards, index, companions, manifest, then its name.
-
-    `laps` gets the milliseconds of `stage`, `write`, `sync` and `commit`, and of `upload` where it goes to a `bucket`.
-    `check` raises if the caller wants no version any more: until the bytes are staged, or the commit begins.
-    """
-
-    folder: RunFolder
-    order: Order
-    metadata: dict[str, str]
-    progress: Callable[[Progress], None] | None
-    mappings: Mappings
-    laps: Laps
-    bucket: BucketTarget | None = None
-    check: Callable[[], None] = lambda: None
-
-    def write(self, content: Content) -> Manifest:
-        """Write the version, durably, and give it its name. After any error no version is visible.
-
-        Raises:
-            InvalidWeightsError: the weights turn out not to be publishable as they are read.
-            PublishError: the metadata cannot be in a manifest.
-            NoSpaceError, OSError: the file system would not.
-        """
-        with self._staged(content) as staging:
-            with self.laps.lap("write"):
-                content.weights.write(staging)
-            return self._complete(content, staging)
-
-    def stage(self, content: Content) -> Callable[[], Manifest]:
-        """Copy the version's bytes, so that the caller may change its tensors; return what does the rest.
-
-        That must be called, in any thread. Until it has returned nothing is visible. Both raise as `write` does.
-        """
-        with ExitStack() as stack:
-            staging = stack.enter_context(self._staged(content))
-            with self.laps.lap("stage"):
-                seal = content.weights.stage(staging)
-            staging.meter.check = lambda: None  # what is staged is finished, also by a publisher that is closed
-            held = stack.pop_all()
-
-        def finish() -> Manifest:
-            with held:
-                with self.laps.lap("write"):
-                    seal()
-                return self._complete(content, staging)
-
-        return finish
-
-    def _staged(self, content: Content) -> AbstractContextManager[Staging]:
-        take = partial(self.folder.take_slot, content.weights.layout)
-        meter = Meter(content.size, self.progress, self.check)
-        meter.check()
-        return staged(self.folder.path, meter, self.laps, take=take, mappings=self.mappings)
-
-    def _complete(self, content: Content, staging: Staging) -> Manifest:
-        times = self.laps.times
-        with self.laps.lap("write"):
-            if content.index:
-                with staging.file(INDEX_NAME) as file:  # after the shards: others take it for a sign that all is there
-                    file.write(content.index)
-            for path in content.companions:
-                staging.copy(path)
-            if content.config:
-                with staging.file(CONFIG_NAME) as file:
-                    file.write(content.config)
-        times["write"] = max(0.0, times["write"] - times.get("sync", 0.0))
-        claims = content.claims
-        manifest = Manifest(
-            run=self.folder.run,
-            generation=self.order.generation,
-            step=self.order.step,
-            files=staging.files,
-            tensors=content.tensors,
-            created_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            metadata=self.metadata,
-            kind=claims.kind,
-            base=claims.base,
-            fingerprints=claims.fingerprints or fitting_fingerprints(staging.fingerprints),
-            delta=claims.delta,
-            why_full=claims.why_full,
-            density=claims.density,
-        )
-        staging.meter.check()
-        with self.laps.lap("commit"):
-            # Before the name: a version that may have been seen counts, even when it is gone after a crash.
-            self.folder.record(self.order, staging.path)
-        data, target = _checked(manifest), self.folder.folder_of(self.order)
-        try:
-            staging.commit(data, MANIFEST_NAME, target)
-        except BaseException:
-            if staging.was_seen:
-                self.folder.withdrawn(self.order)
-            raise
-        self.folder.published(self.order)
-        if self.bucket is not None:
-            with self.laps.lap("upload"):
-                self.bucket.publish(self.folder, self.order, data)
-        return manifest
-
-
 def _checked(manifest: Manifest) -> bytes:
     data = manifest.to_json()
     try:
@@ -250,8 +148,8 @@ class PublishAttempt:
 
     `metadata` are the call's, with those of its trace and its way. `begun` says that a generation of the run begins
     with it, and is logged when it has. `trace` ends with it. `check` raises if the publisher was closed in the call
-    that is under way: what goes on in the background is finished. A hand-over sends the tensors to `destination`, and
-    is all where all engines take them and a `policy` needs no files.
+    that is under way: until the bytes are staged, or the commit begins. A hand-over sends the tensors to `destination`,
+    and is all where all engines take them and a `policy` needs no files.
     """
 
     context: PublisherContext
@@ -271,7 +169,7 @@ class PublishAttempt:
     def write(self, weights: Any) -> Publication:
         """Write and commit the version. The service does not know of it yet."""
         with self._guarded(), self._offered(weights) as offer:
-            manifest = self._writer(self.call.progress, self.check).write(self._content_of(offer))
+            manifest = self._write(self._content_of(offer), self.call.progress)
             self.context.committed(self._id)
         return self._publication(manifest)
 
@@ -279,8 +177,9 @@ class PublishAttempt:
         """Take what is needed of the weights. What is returned does the rest, in any thread, and must be called."""
         with self._guarded(), self._offered(weights) as offer:
             if offer.kind is Kind.DELTA:  # `progress` is called in the trainer's thread only, and that goes on
-                return self._finishing(lambda: self._writer(None).write(self._content_of(offer)))
-            return self._finishing(self._writer(self.call.progress, self.check).stage(self._content_of(offer)))
+                self.check = lambda: None
+                return self._finishing(lambda: self._write(self._content_of(offer), None))
+            return self._finishing(self._stage(self._content_of(offer)))
 
     def hand_over(self, weights: Any) -> tuple[Callable[[], Publication], Handed]:
         """Offer the tensors to engines on this host, then as `stage`. Returns the rest, and what the engines answered.
@@ -294,9 +193,10 @@ class PublishAttempt:
             with self._guarded(), self._offered(weights) as offer:
                 content = self._content_of(offer)
                 self._require_space(content)  # before engines take what could have no files
-                self.check()  # from here on it is finished: engines may have taken it
+                self.check()
+                self.check = lambda: None  # from here on it is finished: engines may have taken it
                 self.context.folder.promise(self.order)  # engines may know the version, with files or without
-                finish, handed = export.of(content, self._writer(self.call.progress).stage)
+                finish, handed = export.of(content, self._stage)
                 if finish is None:
                     return partial(self._publication, None), handed
         except BaseException as error:
@@ -378,19 +278,82 @@ class PublishAttempt:
         if free < self._needed and not folder.has_slot(content.weights.layout):
             raise no_space(folder.path, self._needed, free)
 
-    def _writer(
-        self, progress: Callable[[Progress], None] | None, check: Callable[[], None] = lambda: None
-    ) -> VersionWriter:
-        return VersionWriter(
-            folder=self.context.folder,
-            order=self.order,
+    def _write(self, content: Content, progress: Callable[[Progress], None] | None) -> Manifest:
+        """Write the version, durably, and give it its name. After any error no version is visible."""
+        with self._staged(content, progress) as staging:
+            with self._laps.lap("write"):
+                content.weights.write(staging)
+            return self._complete(content, staging)
+
+    def _stage(self, content: Content) -> Callable[[], Manifest]:
+        """Copy the version's bytes, so that the caller may change its tensors; return what does the rest.
+
+        That must be called, in any thread. Until it has returned nothing is visible.
+        """
+        with ExitStack() as stack:
+            staging = stack.enter_context(self._staged(content, self.call.progress))
+            with self._laps.lap("stage"):
+                seal = content.weights.stage(staging)
+            staging.meter.check = lambda: None  # what is staged is finished, also by a publisher that is closed
+            held = stack.pop_all()
+
+        def finish() -> Manifest:
+            with held:
+                with self._laps.lap("write"):
+                    seal()
+                return self._complete(content, staging)
+
+        return finish
+
+    def _staged(self, content: Content, progress: Callable[[Progress], None] | None) -> AbstractContextManager[Staging]:
+        folder, meter = self.context.folder, Meter(content.size, progress, self.check)
+        meter.check()
+        take = partial(folder.take_slot, content.weights.layout)
+        return staged(folder.path, meter, self._laps, take=take, mappings=self.context.mappings)
+
+    def _complete(self, content: Content, staging: Staging) -> Manifest:
+        folder, times, claims = self.context.folder, self._laps.times, content.claims
+        with self._laps.lap("write"):
+            if content.index:
+                with staging.file(INDEX_NAME) as file:  # after the shards: others take it for a sign that all is there
+                    file.write(content.index)
+            for path in content.companions:
+                staging.copy(path)
+            if content.config:
+                with staging.file(CONFIG_NAME) as file:
+                    file.write(content.config)
+        times["write"] = max(0.0, times["write"] - times.get("sync", 0.0))
+        manifest = Manifest(
+            run=folder.run,
+            generation=self.order.generation,
+            step=self.order.step,
+            files=staging.files,
+            tensors=content.tensors,
+            created_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             metadata=self.metadata,
-            progress=progress,
-            mappings=self.context.mappings,
-            laps=self._laps,
-            bucket=self.context.bucket,
-            check=check,
+            kind=claims.kind,
+            base=claims.base,
+            fingerprints=claims.fingerprints or fitting_fingerprints(staging.fingerprints),
+            delta=claims.delta,
+            why_full=claims.why_full,
+            density=claims.density,
         )
+        staging.meter.check()
+        with self._laps.lap("commit"):
+            # Before the name: a version that may have been seen counts, even when it is gone after a crash.
+            folder.record(self.order, staging.path)
+        data = _checked(manifest)
+        try:
+            staging.commit(data, MANIFEST_NAME, folder.folder_of(self.order))
+        except BaseException:
+            if staging.was_seen:
+                folder.withdrawn(self.order)
+            raise
+        folder.published(self.order)
+        if self.context.bucket is not None:
+            with self._laps.lap("upload"):
+                self.context.bucket.publish(folder, self.order, data)
+        return manifest
 
     @contextmanager
     def _offered(self, weights: Any) -> Generator[PlannedContent, None, None]:

@@ -82,7 +82,6 @@ def test_values_that_are_not_finite_are_counted_in_each_part() -> None:
 
 @pytest.mark.parametrize("at_once", [2**22, 1000, 7])
 def test_torch_operations_find_on_any_device_what_the_host_finds(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, many pieces of several parts together, and in as many groups as there is room for."""
     monkeypatch.setattr(fingerprint_parts, "_AT_ONCE", at_once)
     monkeypatch.setattr(fingerprint_parts, "has_triton", lambda: False)
     matrix, other = values(37 * 211, 2).view(37, 211), values(5000, 4)

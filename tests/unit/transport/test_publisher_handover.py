@@ -144,7 +144,9 @@ def test_after_files_that_failed_the_next_version_is_durable_before_any_engine_h
 
 
 @pytest.mark.parametrize("is_sent", [False, True])
-@pytest.mark.parametrize("broken_in", ["transport.handover.Handover._answered", "publish.attempt.VersionWriter.stage"])
+@pytest.mark.parametrize(
+    "broken_in", ["transport.handover.Handover._answered", "publish.attempt.PublishAttempt._stage"]
+)
 def test_a_failure_before_the_offer_is_over_or_after_takes_the_tensors_back_and_tells_the_service(
     publisher: WeightPublisher,
     service: StandIn,
@@ -179,9 +181,9 @@ def test_the_files_of_what_was_handed_over_are_staged_after_the_answers_and_have
     publisher: WeightPublisher, service: StandIn, trainer: SharedTensors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[str] = []
-    over, stage = handover.Handover.complete, attempt.VersionWriter.stage
+    over, stage = handover.Handover.complete, attempt.PublishAttempt._stage
     monkeypatch.setattr(handover.Handover, "complete", lambda hand: (order.append("over"), over(hand))[1])
-    monkeypatch.setattr(attempt.VersionWriter, "stage", lambda *args: (order.append("stage"), stage(*args))[1])
+    monkeypatch.setattr(attempt.PublishAttempt, "_stage", lambda *args: (order.append("stage"), stage(*args))[1])
     publication = publisher.publish(trainer.tensors, step=1, transport="handover").committed(30)
     assert order == ["over", "stage"]
     manifest = json.loads((publication.path / "refit.json").read_text())
@@ -192,9 +194,9 @@ def test_the_files_of_what_was_handed_over_are_staged_after_the_answers_and_have
 def test_the_files_of_what_was_sent_are_staged_when_all_has_arrived_while_engines_load(
     publisher: WeightPublisher, service: StandIn, trainer: SharedTensors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    is_staged, stage = Event(), attempt.VersionWriter.stage
+    is_staged, stage = Event(), attempt.PublishAttempt._stage
     monkeypatch.setattr(handover.TensorsHere, "send", lambda *_: Sending(lambda _: TransferSent(refused={}, ms={})))
-    monkeypatch.setattr(attempt.VersionWriter, "stage", lambda *args: (is_staged.set(), stage(*args))[1])
+    monkeypatch.setattr(attempt.PublishAttempt, "_stage", lambda *args: (is_staged.set(), stage(*args))[1])
     monkeypatch.setattr(handover.Handover, "_answered", lambda *_: (("engine",) if is_staged.wait(60) else (), None))
     publication = publisher.publish(trainer.tensors, step=1, transport="handover")
     assert publication.handed is not None

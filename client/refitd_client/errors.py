@@ -18,7 +18,6 @@
     ├── UnlabelledAnswerError           engine: an answer that does not say which version generated it
     ├── PlanRefusedError                trainer: a plan whose inputs contradict each other
     ├── WaitTimeoutError                engine or service, by which of them is late
-    ├── FollowerStartError              service: a follower in a Ray job does not come up
     └── ServiceError
         ├── ServiceUnreachableError     service: no answer, or none that refitd gives
         └── ServiceProblemError         service: it answered with a problem document (RFC 9457)
@@ -32,11 +31,13 @@ Each survives pickling, because trainers send exceptions between processes.
 
 import errno
 from enum import StrEnum
-from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from refitd_client.contract import naming
 from refitd_client.contract.wire import EngineOnVersion, Problem
+
+if TYPE_CHECKING:
+    from refitd_client.publish.publication import Publication
 
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 """The kernel's errors if there is no room, or a quota is used up."""
@@ -172,28 +173,10 @@ class WaitTimeoutError(RefitError):
         self.fault = Fault.ENGINE if laggards else Fault.SERVICE
 
 
-class FollowerStartError(RefitError):
-    """A follower in a Ray job does not come up. The message names the node and has what the follower printed."""
-
-
-class PublishedVersion(Protocol):
-    """The part of a `Publication` that an error shows: this module cannot import that class."""
-
-    @property
-    def path(self) -> Path:
-        """Its folder."""
-        ...
-
-    @property
-    def version_id(self) -> str:
-        """Its id on the wire."""
-        ...
-
-
 class ServiceError(RefitError):
     """The service did not answer, or refused. `publication` is the version that is on disk all the same, if any."""
 
-    publication: PublishedVersion | None = None
+    publication: "Publication | None" = None
 
 
 class ServiceUnreachableError(ServiceError):

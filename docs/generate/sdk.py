@@ -10,7 +10,6 @@ from typing import Any
 import refitd_client
 from generate.markdown import code, page, prose, table
 from refitd_client.errors import Fault, RefitError, WaitTimeoutError
-from refitd_client.ray import RayFollower, RayFollowers, start_followers
 from refitd_client.rollout import TokenCounts, TokenSpan, spans
 
 INTRODUCTION = """\
@@ -28,9 +27,6 @@ mended, and publish the next step (the same one again begins a new generation, b
 """
 ANSWERS = """\
 In `refitd_client.rollout`: which version generated which tokens ([rollouts](../rollouts.md)).
-"""
-FOLLOWERS = """\
-In `refitd_client.ray`, with the extra `ray` ([many hosts](../deploy.md#hosts-in-a-ray-job)).
 """
 DO = {
     Fault.TRAINER: "change what was passed, said or called; the same again fails again",
@@ -70,9 +66,6 @@ def sdk_page() -> str:
         *(_entry(each) for each in (spans, TokenSpan, TokenCounts)),
         "## Asking the service, and planning",
         *(_entry(each) for each in others),
-        "## Followers in a Ray job",
-        FOLLOWERS,
-        *(_entry(each) for each in (start_followers, RayFollowers, RayFollower)),
         "## Errors",
         ERRORS,
         table(["error", "fault", "when"], (_error(each) for each in _by_family(errors))),

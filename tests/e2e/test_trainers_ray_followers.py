@@ -1,4 +1,4 @@
-"""`refitd_client.ray.start_followers` in a real Ray of two nodes."""
+"""`examples/ray/followers.py` in a real Ray of two nodes."""
 
 from typing import Any
 
@@ -14,10 +14,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return report_of(run_there(PROGRAMS / "ray_followers.py", tmp_path_factory.mktemp("ray")))
 
 
-def test_each_node_gets_a_follower_that_is_ready_and_serves_what_is_published(report: dict[str, Any]) -> None:
+def test_each_node_gets_a_follower_that_serves_what_is_published(report: dict[str, Any]) -> None:
     """The program waits until the engines of both nodes serve each step."""
     assert report["nodes"] == report["expected nodes"]
-    assert report["ready"] == [200, 200]
 
 
 def test_a_follower_that_is_killed_is_started_again_where_it_was(report: dict[str, Any]) -> None:
@@ -25,13 +24,9 @@ def test_a_follower_that_is_killed_is_started_again_where_it_was(report: dict[st
 
 
 def test_a_follower_ends_with_its_actor_and_is_started_again_with_it(report: dict[str, Any]) -> None:
+    """The program waits for the end of both."""
     assert report["another process after its actor's end"] is True
-    assert report["ended"] == [True, True]
 
 
-def test_what_keeps_followers_from_starting_is_said_in_a_sentence(report: dict[str, Any]) -> None:
-    assert "call ray.init" in report["before ray.init"]
-    assert "no node of this Ray cluster has the id abab" in report["unknown node"]
-    assert all(node in report["unknown node"] for node in report["expected nodes"])
-    assert report["bad flag"].startswith("the follower on node ")
+def test_what_keeps_a_follower_from_starting_is_said_by_what_it_printed(report: dict[str, Any]) -> None:
     assert "--no-such-flag" in report["bad flag"]

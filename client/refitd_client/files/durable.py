@@ -15,7 +15,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,15 +24,6 @@ from refitd_client.files import plain_file
 
 STAT_BLOCK = 512  # bytes of a unit of st_blocks
 _FICLONE = 0x40049409  # linux/fs.h: share the blocks of another file, copy on write
-
-
-class Bytes(Protocol):
-    """A file in memory."""
-
-    @property
-    def bytes(self) -> NDArray[np.uint8]:
-        """Its content."""
-        ...
 
 
 def make_folder(path: Path) -> None:
@@ -74,7 +65,7 @@ def write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
         view, offset = view[count:], offset + count
 
 
-def overwrite(file: Bytes, data: NDArray[np.uint8], offset: int) -> None:
+def overwrite(file: "Mapped", data: NDArray[np.uint8], offset: int) -> None:
     """Write `data` into a mapped file, from byte `offset` on; the file must be long enough."""
     file.bytes[offset : offset + len(data)] = data
 

@@ -87,8 +87,8 @@ def newest_known(connection: Connection | None, run: str, root: Path | None = No
             page = client.versions(run, limit=1)
     except (ServiceError, OSError, ValueError):
         return None
-    if root is not None and (refused := _refused(page) or _other_root(root, page)) is not None:
-        raise refused
+    if root is not None and (problem := _refusal(root, page)) is not None:
+        raise ConflictError(problem)
     known = [Order(each.generation, each.step) for each in page.items[:1]]
     if page.begins is not None:
         known = [Order(page.begins, -1)]  # the run was deleted: any step is after this one
@@ -96,18 +96,13 @@ def newest_known(connection: Connection | None, run: str, root: Path | None = No
     return max([*known, *([] if on_hosts is None or on_hosts[0] != run else [on_hosts[1]])], default=None)
 
 
-def _refused(page: VersionPage) -> ConflictError | None:
-    """The error that a service which follows another would answer any notice with."""
-    if page.refuses is None:
-        return None
-    title = "The service takes its versions from an upstream"
-    return ConflictError(Problem(type="urn:refitd:problem:run-followed", title=title, status=409, detail=page.refuses))
-
-
-def _other_root(root: Path, page: VersionPage) -> ConflictError | None:
-    """The error that the service would answer a notice with, since it watches another root; None where this may be it,
-    as where a folder of the same path has lost its name: it may come back.
+def _refusal(root: Path, page: VersionPage) -> Problem | None:
+    """What the service would answer a notice with, since it follows another, or watches another root. None where this
+    root may be it, as where a folder of the same path has lost its name: that may come back.
     """
+    if page.refuses is not None:
+        title = "The service takes its versions from an upstream"
+        return Problem(type="urn:refitd:problem:run-followed", title=title, status=409, detail=page.refuses)
     if page.root is None or root_name(root) in {page.root, None}:
         return None
     for folder in (root.parent, root, root / SERVICE_FOLDER):
@@ -116,14 +111,12 @@ def _other_root(root: Path, page: VersionPage) -> ConflictError | None:
     name = root_name(root)
     if name in {page.root, None} or (name == "" and str(root.resolve()) == page.folder):
         return None
+    title = "The service watches another root"
     detail = (
         f"your root is not this service's, which watches {page.folder} (as it is called on the service's host): "
         "publish into that folder, or tell the service that watches yours"
     )
-    problem = Problem(
-        type="urn:refitd:problem:other-root", title="The service watches another root", status=409, detail=detail
-    )
-    return ConflictError(problem)
+    return Problem(type="urn:refitd:problem:other-root", title=title, status=409, detail=detail)
 
 
 def root_name(root: Path) -> str | None:

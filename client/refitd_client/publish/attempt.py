@@ -26,6 +26,7 @@ from refitd_client.contract.manifest import (
     parse_manifest,
 )
 from refitd_client.contract.naming import (
+    DURABLE_KEY,
     INDEX_NAME,
     MANIFEST_NAME,
     Order,
@@ -42,7 +43,7 @@ from refitd_client.files.durable import Mappings
 from refitd_client.http.connection import Connection
 from refitd_client.http.publisher_client import root_name
 from refitd_client.publish.bucket_target import BucketTarget
-from refitd_client.publish.options import Block, Sharded, with_policy
+from refitd_client.publish.options import Block, Sharded
 from refitd_client.publish.publication import CommittedFacts, PendingPublication, Publication, announce
 from refitd_client.publish.run_folder import RunFolder
 from refitd_client.publish.tracing import PublishTrace
@@ -215,10 +216,9 @@ class PublishAttempt:
             raise
 
     def staged(self, pending: PendingPublication, handed: Handed | None = None) -> Publication:
-        return replace(self._begun, pending=pending, handed=handed)
+        return self._begun(pending=pending, handed=handed)
 
-    @property
-    def _begun(self) -> Publication:
+    def _begun(self, **known: Any) -> Publication:
         return Publication(
             run=self.context.folder.run,
             generation=self.order.generation,
@@ -227,6 +227,7 @@ class PublishAttempt:
             version_id=self._id,
             connection=self.context.connection,
             **self._known,
+            **known,
         )
 
     @property
@@ -253,12 +254,14 @@ class PublishAttempt:
         connection, folder = self.context.connection, self.context.folder
         if connection is None:
             raise ValueError("a hand-over needs a service to tell engines: open the publisher with service_url")
+        # The service reads the policy in an offer's metadata: what a trainer says under that key is left out.
+        metadata = {key: text for key, text in self.metadata.items() if key != DURABLE_KEY}
         place = ExportTarget(
             root=folder.root,
             run=folder.run,
             order=self.order,
             connection=connection,
-            metadata=with_policy(self.metadata, self.policy),
+            metadata=metadata if self.policy is None else metadata | {DURABLE_KEY: self.policy},
             allow_missing=tuple(self.call.allow_missing),
             allow_extra=self.call.allow_extra,
             engines=self.context.engines,
@@ -419,4 +422,4 @@ class PublishAttempt:
             url=None if self.context.bucket is None else self.context.bucket.url(self.order),
             in_memory=manifest is None,
         )
-        return replace(self._begun, facts=facts)
+        return self._begun(facts=facts)

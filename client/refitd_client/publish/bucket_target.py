@@ -16,8 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Coroutine
-from concurrent.futures import Future, wait
-from functools import partial
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -134,34 +133,23 @@ class BucketTarget:
 
     def _do(self, call: Coroutine[Any, Any, _T]) -> _T:
         """Have the thread do it. An interrupt of this thread ends it too, before it is raised here."""
-        result: Future[_T] = Future()
-        tasks: list[asyncio.Task[_T]] = []
+        task: list[asyncio.Task[_T]] = []
 
-        def begin() -> None:
-            tasks.append(asyncio.get_running_loop().create_task(call))
-            tasks[0].add_done_callback(partial(_hand_on, result))
+        async def begin() -> _T:
+            task.append(asyncio.get_running_loop().create_task(call))
+            await asyncio.wait(task)
+            return task[0].result()
 
-        self._loop.call_soon_threadsafe(begin)
+        async def end() -> None:
+            task[0].cancel()
+
+        result = asyncio.run_coroutine_threadsafe(begin(), self._loop)
         try:
             return result.result()
         except BaseException:
-            self._loop.call_soon_threadsafe(_cancel, tasks)
+            asyncio.run_coroutine_threadsafe(end(), self._loop)  # in turn, so that there is a task
             wait([result])  # its end, and not only its cancellation: the caller removes what it reads
             raise
-
-
-def _cancel(tasks: "list[asyncio.Task[_T]]") -> None:
-    for task in tasks:
-        task.cancel()
-
-
-def _hand_on(result: "Future[_T]", task: "asyncio.Task[_T]") -> None:
-    if task.cancelled():
-        result.set_exception(InterruptedError("this was interrupted"))
-    elif (error := task.exception()) is not None:
-        result.set_exception(error)
-    else:
-        result.set_result(task.result())
 
 
 def spool_folder(name: str) -> Path:

@@ -20,7 +20,6 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
-from refitd_client.contract.naming import DURABLE_KEY
 from refitd_client.delta.change import DeltaRules
 from refitd_client.publish.bucket_target import KEEP
 from refitd_client.write.content import BaseModel
@@ -66,12 +65,6 @@ class DurabilityPolicy:
 
 
 ALL = DurabilityPolicy(ALWAYS, 1)
-
-
-def with_policy(metadata: dict[str, str], policy: str | None) -> dict[str, str]:
-    """An offer's metadata. The service reads the policy there, so what a trainer says under that key is left out."""
-    said = {key: text for key, text in metadata.items() if key != DURABLE_KEY}
-    return said if policy is None else said | {DURABLE_KEY: policy}
 
 
 Block = Literal["committed", "staged"]

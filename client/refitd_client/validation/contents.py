@@ -118,51 +118,6 @@ class _File:
     digests: list[bytes]
 
 
-class _Buffer(local):
-    """A thread's memory to read to. It is freed with the reading."""
-
-    chunk: memoryview | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """One pass over some files of a folder."""
-
-    folder: Folder
-    stop: Event
-    chunk: int
-    on_read: Callable[[int], None] | None
-    buffer: _Buffer = field(default_factory=_Buffer)
-
-    def block(self, file: _File, number: int, failed: Event) -> None:
-        """Digest block `number` of a file, and search it. A value that its begin cuts in two is part of this block, one
-        that its end cuts is part of the next.
-        """
-        begin = number * BLOCK
-        end = min(begin + BLOCK, file.stat.size)
-        with self.folder.open(file.name, file.stat) as fd:
-            hasher, position, last = xxhash.xxh3_128(), file.search.boundary(begin), file.search.boundary(end)
-            os.posix_fadvise(fd, position, end - position, os.POSIX_FADV_SEQUENTIAL)
-            while position < end:
-                if self.stop.is_set():
-                    raise ReadingStoppedError
-                if failed.is_set():  # another block: its error should not wait for a terabyte to be read
-                    return
-                stop = file.search.boundary(min(position + self.chunk, end)) if position < last else end
-                if self.buffer.chunk is None:
-                    self.buffer.chunk = np.empty(self.chunk, np.uint8).data
-                data = self.buffer.chunk[: stop - position]
-                fill(fd, data, position)
-                hasher.update(data[max(0, begin - position) :])
-                if position < last:
-                    file.search.look(data, position)
-                position += len(data)
-                if self.on_read is not None:
-                    self.on_read(len(data))
-            check_unchanged(file.name, fd, file.stat)
-        file.digests[number] = hasher.digest()
-
-
 def read_contents(
     folder: Folder,
     files: Mapping[str, FileStat],
@@ -192,8 +147,37 @@ def read_contents(
     read = [_File(name, files[name], by[name], [b""] * max(1, -(-files[name].size // BLOCK))) for name in sorted(files)]
     blocks = [(file, number) for file in read for number in range(len(file.digests))]
     lanes = lanes_for(len(blocks)) if threads is None else max(1, min(threads, MAX_THREADS, len(blocks)))
-    reading = _Reading(folder, stop or Event(), chunk_bytes(lanes), on_read)
-    in_lanes([partial(reading.block, *block) for block in blocks], lanes=lanes)
+    chunk, buffers = chunk_bytes(lanes), local()  # each thread reads to memory of its own
+
+    def read_block(file: _File, number: int, failed: Event) -> None:
+        """Digest a block of a file, and search it. A value that its begin cuts in two is part of this block, one that
+        its end cuts is part of the next.
+        """
+        begin = number * BLOCK
+        end = min(begin + BLOCK, file.stat.size)
+        with folder.open(file.name, file.stat) as fd:
+            hasher, position, last = xxhash.xxh3_128(), file.search.boundary(begin), file.search.boundary(end)
+            os.posix_fadvise(fd, position, end - position, os.POSIX_FADV_SEQUENTIAL)
+            while position < end:
+                if stop is not None and stop.is_set():
+                    raise ReadingStoppedError
+                if failed.is_set():  # another block: its error should not wait for a terabyte to be read
+                    return
+                reached = file.search.boundary(min(position + chunk, end)) if position < last else end
+                if not hasattr(buffers, "chunk"):
+                    buffers.chunk = np.empty(chunk, np.uint8).data
+                data: memoryview = buffers.chunk[: reached - position]
+                fill(fd, data, position)
+                hasher.update(data[max(0, begin - position) :])
+                if position < last:
+                    file.search.look(data, position)
+                position += len(data)
+                if on_read is not None:
+                    on_read(len(data))
+            check_unchanged(file.name, fd, file.stat)
+        file.digests[number] = hasher.digest()
+
+    in_lanes([partial(read_block, *block) for block in blocks], lanes=lanes)
     digests = {file.name: joined(file.digests) for file in read}
     non_finite = tuple(found for search in finite.values() for found in search.found)
     return Contents(digests, non_finite, {name: each.found[name] for each in prints.values() for name in each.found})

@@ -17,7 +17,7 @@ from refitd_client.checkpoint.opening import ChangedError, Folder
 from refitd_client.contract.manifest import joined
 from refitd_client.fingerprint.host import bits_of, fingerprint, width_of
 from refitd_client.validation import contents
-from refitd_client.validation.contents import Contents, ReadingStoppedError, read_contents
+from refitd_client.validation.contents import Contents, read_contents
 from support.rawfiles import Spec, bf16, safetensors
 
 
@@ -248,14 +248,6 @@ def test_a_file_that_is_written_to_while_it_is_read_has_changed(
     on_read(monkeypatch, 1, lambda: os.utime(path, ns=(1, 1)))
     with pytest.raises(ChangedError, match=r"a\.safetensors changed"):
         read(tmp_path)
-
-
-def test_reading_stops_when_told(tmp_path: Path) -> None:
-    write(tmp_path, a=safetensors({"w": bf16(10)}))
-    stop = Event()
-    stop.set()
-    with pytest.raises(ReadingStoppedError):
-        read(tmp_path, stop=stop)
 
 
 def on_read(monkeypatch: pytest.MonkeyPatch, number: int, act: Callable[[], object]) -> list[int]:

@@ -6,15 +6,12 @@ from typing import Any
 
 import pytest
 
-from refitd_client.checkpoint.header import Header, TensorSpec
 from refitd_client.checkpoint.inventory import (
     Difference,
     Inventory,
     Reference,
     Tensor,
     compare,
-    duplicates,
-    inventory_of,
     listed,
 )
 
@@ -137,11 +134,3 @@ def test_many_differences_are_counted_and_not_all_listed() -> None:
     assert text.startswith("tensor t00 (U8 []) is missing; ")
     assert text.endswith("; and 12 more")
     assert "t03" not in text
-
-
-def test_tensors_that_two_files_hold_are_found() -> None:
-    header = Header({NORM: TensorSpec("BF16", (4,), 0, 8)}, 8, {})
-    assert not list(duplicates({"a": header}))
-    (fault,) = duplicates({"a": header, "b": header})
-    assert f"tensor {NORM} is in a and in b" in fault.reason
-    assert inventory_of({"a": header}).tensors == {NORM: Tensor("BF16", (4,), "a")}

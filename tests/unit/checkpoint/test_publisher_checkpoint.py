@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from refitd_client import InvalidWeightsError, PublishError, PublishOptions, WeightPublisher
 from refitd_client.checkpoint import header
-from refitd_client.checkpoint.header import MAX_HEADER_BYTES, HeaderRefusedError, read_header
+from refitd_client.checkpoint.header import MAX_HEADER_BYTES
 from refitd_client.contract.states import Kind
 from refitd_client.files import durable
 from support import published
@@ -83,13 +83,6 @@ def test_a_folder_that_was_saved_to_twice_is_not_published(publisher: WeightPubl
         InvalidWeightsError, match=r"two saves, model\.safetensors\.index\.json .* and model\.safetensors "
     ):
         publisher.publish(saved, step=1)
-
-
-def test_a_second_form_of_the_same_model_is_left_out(publisher: WeightPublisher, tmp_path: Path) -> None:
-    """As Mistral's models lie on a hub."""
-    save_file({"w": np.ones(3)}, tmp_path / "model.safetensors")
-    save_file({"x": np.ones(3)}, tmp_path / "consolidated.safetensors")
-    assert published.where(publisher.publish(tmp_path, step=1).path) == {"w": "model.safetensors"}
 
 
 def test_a_single_file_gets_an_index(publisher: WeightPublisher, tmp_path: Path) -> None:
@@ -170,12 +163,6 @@ def test_a_base_model_that_is_no_folder_is_refused_at_once(tmp_path: Path) -> No
     assert not (tmp_path / "root").exists()
 
 
-def test_pickles_are_refused_by_name(publisher: WeightPublisher, tmp_path: Path) -> None:
-    """They run code when they are loaded."""
-    (tmp_path / "pytorch_model.bin").write_text("")
-    _refused(publisher, tmp_path, r"pytorch_model\.bin is a pickle")
-
-
 def test_an_empty_folder_is_refused(publisher: WeightPublisher, tmp_path: Path) -> None:
     """So is one that is not there."""
     (tmp_path / "empty").mkdir()
@@ -204,38 +191,15 @@ def test_a_shard_that_is_cut_off_is_refused(publisher: WeightPublisher, saved: P
     _refused(publisher, saved, "cut off")
 
 
-@pytest.mark.parametrize(
-    "header",
-    [
-        b"not json",
-        b"[1]",
-        b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}',
-        b'{"a":{"dtype":"C64","shape":[1],"data_offsets":[0,4]}}',
-        b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,8]}}',
-        b'{"a":{"dtype":"F32"}}',
-        b"[" * 100_000,
-    ],
-)
-def test_a_header_that_cannot_be_is_refused(publisher: WeightPublisher, tmp_path: Path, header: bytes) -> None:
-    """Without reading the tensors."""
-    folder = tmp_path / "saved"
-    folder.mkdir()
-    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
-    _refused(publisher, folder, "model.safetensors")
-
-
 def test_a_header_that_the_service_would_not_read_is_not_published(publisher: WeightPublisher, tmp_path: Path) -> None:
     """In tensors, or in a checkpoint of somebody else's: it would be rejected when it is there."""
     with pytest.raises(InvalidWeightsError, match="set a smaller max_shard_bytes"):
         header.encode([], {"note": "x" * MAX_HEADER_BYTES})
-    folder = tmp_path / "saved"
-    folder.mkdir()
-    file = folder / "model.safetensors"
-    file.write_bytes((MAX_HEADER_BYTES + 1).to_bytes(8, "little"))
-    os.truncate(file, 2 * MAX_HEADER_BYTES)
-    _refused(publisher, folder, "they belong into several files")
-    with file.open("rb") as opened, pytest.raises(HeaderRefusedError):
-        read_header(opened.fileno(), 2 * MAX_HEADER_BYTES)
+    bad = b'{"a":{"dtype":"C64","shape":[1],"data_offsets":[0,8]}}'
+    (tmp_path / "model.safetensors").write_bytes(len(bad).to_bytes(8, "little") + bad + bytes(8))
+    _refused(publisher, tmp_path, "dtype C64, which cannot be served")
+    (tmp_path / "model.safetensors").write_bytes(b"\xa5" * 5000)
+    _refused(publisher, tmp_path, "damaged or no safetensors file")
 
 
 def test_an_index_without_its_shard_is_refused(publisher: WeightPublisher, saved: Path) -> None:
@@ -261,16 +225,6 @@ def test_an_index_that_disagrees_with_the_shards_is_refused(
     save_file({"a": np.ones(5), "more": np.ones(1)}, saved / "model-00001-of-00002.safetensors")
     _index(saved, weight_map)
     _refused(publisher, saved, "index|no tensors")
-
-
-@pytest.mark.parametrize(
-    "name", ["../out.safetensors", "global_step5/in.safetensors", "optimizer.pt", ".hidden.safetensors"]
-)
-def test_an_index_cannot_lead_out_of_its_folder(publisher: WeightPublisher, saved: Path, name: str) -> None:
-    """Nor to what is no shard, though it is there."""
-    save_file({"a": np.ones(5)}, saved / name)
-    _index(saved, {"a": name})
-    _refused(publisher, saved, r"it may only name \*\.safetensors beside it")
 
 
 def test_a_tensor_in_two_shards_is_refused(publisher: WeightPublisher, saved: Path) -> None:

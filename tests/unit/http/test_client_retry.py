@@ -70,11 +70,6 @@ def test_no_try_starts_after_the_deadline() -> None:
     assert pause(REPEATABLE, answer(503), elapsed=9.6, chance=0.99, policy=policy) is None
 
 
-def test_a_deadline_of_nothing_tries_once() -> None:
-    assert pause(REPEATABLE, answer(503), policy=RetryPolicy().within(0)) is None
-    assert pause(REPEATABLE, answer(503), policy=RetryPolicy().within(-3)) is None
-
-
 def test_a_wait_cannot_lengthen_the_deadline() -> None:
     assert RetryPolicy(deadline=5).within(100).deadline == 5
     assert RetryPolicy(deadline=5).within(2).deadline == 2

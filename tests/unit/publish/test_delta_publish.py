@@ -1,7 +1,6 @@
 """`transport="delta"`: a delta where engines can use it, a full version with its reason everywhere else."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,13 @@ from refitd_client import (
     RefitClient,
     WeightPublisher,
 )
-from refitd_client.checkpoint.fault import Code
 from refitd_client.checkpoint.header import Entry
-from refitd_client.checkpoint.inventory import Reference
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.contract.states import EngineState, Kind
 from refitd_client.contract.wire import Notice, Problem
 from refitd_client.delta import DeltaRules, apply, read_delta
 from refitd_client.errors import problem_error
 from refitd_client.fingerprint import fingerprints, to_text
-from refitd_client.validation.examine import structure
-from refitd_client.validation.validate import Invalid, Options, judge
 from support.stand_in_service import StandIn, make_engine, stand_in
 
 FIRST = "nothing to compare with: the publisher's first version, or its first after one without delta='auto'"
@@ -343,31 +338,3 @@ def test_a_service_that_refuses_deltas_gets_no_second_one(
     third = publisher.publish(state, step=3, transport="delta")
     assert third.kind is Kind.FULL
     assert "refuses deltas" in str(third.why_full)
-
-
-def test_the_catalog_takes_a_delta_for_no_full_version(
-    publisher: WeightPublisher, service: StandIn, tmp_path: Path
-) -> None:
-    """With its manifest it is refused for its kind; without, there is nothing in the folder that is weights."""
-    state = weights()
-    serve(service, publisher.publish(state, step=1, transport="delta"))
-    second = publisher.publish(state, step=2, transport="delta")
-    assert second.kind is Kind.DELTA
-    seen = structure(tmp_path, "run/v000002")
-    assert seen.inventory.tensors == {}
-    reference = Reference(inventory=structure(tmp_path, "run/v000001").inventory, tied=False, source="/base")
-    verdict = judge(seen, reference, Options())
-    assert isinstance(verdict, Invalid)
-    assert verdict.code is Code.UNSUPPORTED_KIND
-    assert "kind delta" in verdict.reason
-    (second.path / "refit.json").unlink()
-    verdict = judge(structure(tmp_path, "run/v000002"), reference, Options())
-    assert isinstance(verdict, Invalid)
-    assert verdict.code is Code.NO_WEIGHTS
-
-
-def test_old_readers_of_manifests_are_not_needed_to_know_more(publisher: WeightPublisher, service: StandIn) -> None:
-    """A publication without deltas says no more than it did; its dataclass compares as before."""
-    publication = publisher.publish(weights(), step=1)
-    assert replace(publication) == publication
-    assert (publication.kind, publication.base, publication.why_full) == (Kind.FULL, None, None)

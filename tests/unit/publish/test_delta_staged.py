@@ -14,7 +14,7 @@ from test_delta_publish import serve
 
 from refitd_client import DeltaRules, Publication, PublishOptions, StorageError, WeightPublisher
 from refitd_client.checkpoint.header import Entry
-from refitd_client.contract.manifest import fitting_fingerprints, parse_manifest
+from refitd_client.contract.manifest import fitting_fingerprints
 from refitd_client.contract.naming import layout_of, slot_name, slots_path
 from refitd_client.contract.states import Kind
 from refitd_client.delta import apply, read_delta
@@ -205,9 +205,3 @@ def test_full_versions_have_fingerprints_when_they_are_asked_for(tmp_path: Path,
     assert published.check(path).fingerprints == fitting_fingerprints(
         {name: fingerprint(each) for name, each in bits.items()}
     )
-
-
-def test_full_versions_have_none_when_nobody_asks(tmp_path: Path) -> None:
-    with WeightPublisher(tmp_path, "run") as publisher:
-        path = publisher.publish(durable_effects.weights(1), step=1).path
-    assert parse_manifest((path / "refit.json").read_bytes()).fingerprints == {}

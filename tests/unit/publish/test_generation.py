@@ -77,14 +77,6 @@ def test_a_link_that_is_called_like_a_version_is_none(tmp_path: Path) -> None:
     assert published.check(tmp_path / "run" / "v000002").generation == 1
 
 
-def test_a_restart_that_goes_on_stays_in_its_generation(tmp_path: Path) -> None:
-    """As after a clean shutdown."""
-    _publish(tmp_path, 5)
-    _publish(tmp_path, 5)
-    _publish(tmp_path, 6)
-    assert published.versions(tmp_path / "run") == ["v000005", "v000005.g2", "v000006.g2"]
-
-
 def test_reclaimed_versions_still_count(tmp_path: Path) -> None:
     """Their folders are gone; the record is not."""
     _publish(tmp_path, 1, 2)

@@ -46,12 +46,6 @@ def test_what_is_published_counts_and_leaves_no_local_files(bucket: ScriptedBuck
     assert [path for path in (tmp_path / "spool").rglob("*") if path.name.startswith("model")] == []
 
 
-def test_a_staged_version_counts_when_it_is_committed(bucket: ScriptedBucket) -> None:
-    with WeightPublisher(NAME, RUN) as publisher:
-        publisher.publish(tensors(), step=1, block="staged").committed(30)
-        assert counted(bucket) == [V1]
-
-
 def test_a_delta_leads_from_the_version_before(bucket: ScriptedBucket) -> None:
     with WeightPublisher(NAME, RUN) as publisher:
         first = publisher.publish(changed(0), step=1, transport="delta")

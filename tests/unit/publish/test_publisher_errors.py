@@ -21,7 +21,6 @@ EXAMPLES: list[errors.RefitError] = [
     errors.RunBusyError("text", pid=7, host="node"),
     errors.RankLostError("text", rank=3),
     errors.TransportRefusedError("text"),
-    errors.FollowerStartError("text"),
     errors.StorageError("text"),
     errors.NoSpaceError("text", needed=2, free=1),
     errors.BucketError("text", may_heal=True),

@@ -69,12 +69,6 @@ def test_a_checkpoint_in_good_order_is_valid() -> None:
     assert found.notes == ()
 
 
-def test_a_published_one_is_valid_with_the_digest_of_its_manifest() -> None:
-    found = verdict(**with_manifest())
-    assert isinstance(found, Valid)
-    assert found.digest == MANIFEST.digest
-
-
 def test_what_could_not_be_read_is_unknown_and_never_invalid() -> None:
     assert validate(Evidence(failure="x cannot be read: EIO"), REFERENCE, EXPECTED) == Unknown(
         "x cannot be read: EIO", Code.UNREADABLE
@@ -97,24 +91,6 @@ def test_without_a_model_to_hold_it_against_the_setting_is_named() -> None:
     assert isinstance(found, Invalid)
     assert found.code is Code.NO_REFERENCE
     assert "--base-model (REFITD_BASE_MODEL)" in found.reason
-
-
-@pytest.mark.parametrize(
-    ("name", "tensor", "code"),
-    [
-        (NORM, None, Code.MISSING_TENSOR),
-        (NORM, Tensor("BF16", (5,), FILE), Code.WRONG_SHAPE),
-        (NORM, Tensor("F32", (4,), FILE), Code.WRONG_DTYPE),
-        ("bogus", Tensor("BF16", (4,), FILE), Code.EXTRA_TENSOR),
-    ],
-)
-def test_a_tensor_that_the_model_does_not_have_so_is_named(name: str, tensor: Tensor | None, code: Code) -> None:
-    tensors = {key: value for key, value in STRUCTURE.inventory.tensors.items() if key != name}
-    found = verdict(inventory=Inventory(tensors | ({name: tensor} if tensor else {})))
-    assert isinstance(found, Invalid)
-    assert found.code is code
-    assert name in found.reason
-    assert "/base" in found.reason
 
 
 def test_a_version_under_other_names_is_not_told_to_leave_the_engines_on_their_old_values() -> None:
@@ -162,12 +138,6 @@ def test_a_checkpoint_in_fp8_blocks_is_valid_for_a_model_in_fp8_blocks_and_a_par
     assert judge(replace(STRUCTURE, inventory=FP8), reference, EXPECTED) is None
     norm = replace(STRUCTURE, inventory=Inventory({NORM: Tensor("BF16", (4,))}))
     assert judge(norm, reference, Options(allow_missing=("*.*",))) is None
-
-
-def test_scales_that_are_not_above_zero_are_invalid() -> None:
-    found = verdict(contents=Contents({FILE: "xxh3:aa"}, (NonFinite(FILE, SCALES, 3, 1),)))
-    assert isinstance(found, Invalid)
-    assert f"{SCALES} in {FILE} has 1 non-finite value (NaN or infinity, or a scale not above 0)" in found.reason
 
 
 def test_what_was_allowed_to_differ_is_noted() -> None:

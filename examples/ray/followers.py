@@ -1,6 +1,6 @@
 """Followers in a Ray job: on each node with engines an actor that has a `refitd serve --follow` as its process.
 
-    followers = start_followers("http://hub:8700", {node_id: ["http://127.0.0.1:30000"]}, "--base-model", "/models/qwen3")
+    followers = start_followers("http://hub:8700", {node_id: ["http://127.0.0.1:30000"]}, "--base-model", "/models/q")
 
 Ray starts an actor again when its follower has ended. A follower ends with its actor: `ray.kill(followers[node_id])`.
 """
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -22,10 +23,10 @@ BOUND = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execvp(sys.a
 
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)
 class Follower:
-    """Has one follower. Without `--token-file` among the words it listens on loopback, and serves its own node alone."""
+    """Has one follower. Without `--token-file` among the words it listens on loopback, for its own node alone."""
 
     def __init__(self, root: str, *words: str) -> None:
-        os.makedirs(root, exist_ok=True)
+        Path(root).mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-c", BOUND, sys.executable, "-m", "refitd", "serve", "--root", root, *words]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         printed: list[str] = []
@@ -53,7 +54,7 @@ def start_followers(
     upstream: str,
     engines: Mapping[str, Sequence[str]],
     *flags: str,
-    root: str = "/dev/shm/refitd",  # each node's own memory
+    root: str = "/dev/shm/refitd",  # noqa: S108 - each node's own memory
     port: int = 8700,
 ) -> dict[str, Any]:
     """Start a follower on each node with engines, and wait until all listen.

@@ -23,9 +23,9 @@ from ray.cluster_utils import Cluster
 from safetensors.numpy import load_file
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples/ray"))
-from followers import start_followers  # noqa: E402
+from followers import start_followers
 
-from refitd_client import WeightPublisher  # noqa: E402
+from refitd_client import WeightPublisher
 
 RUN = "run"
 PATIENCE = 90.0

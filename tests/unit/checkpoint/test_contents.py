@@ -129,7 +129,6 @@ def test_values_across_a_border_of_chunks_or_blocks_are_not_cut(
 
 
 def test_finds_of_many_blocks_are_those_of_one_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever of the threads comes first."""
     monkeypatch.setattr(contents, "CHUNK_BYTES", 64)
     monkeypatch.setattr(contents, "BLOCK", 100)
     array = np.zeros(5000, "<u2")

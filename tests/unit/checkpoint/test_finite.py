@@ -13,7 +13,6 @@ FLOATS = [name for name in DTYPES if name.startswith(("float", "bfloat")) and DT
 
 @pytest.mark.parametrize("name", [name for name in FLOATS if BITS[DTYPES[name]] <= 16])
 def test_every_pattern_of_a_small_type_is_judged_as_torch_does(name: str) -> None:
-    """All 256, or all 65,536, one by one."""
     bits = BITS[DTYPES[name]]
     patterns = np.arange(2**bits, dtype=np.uint8 if bits == 8 else np.uint16)
     values = torch.from_numpy(patterns.view(np.uint8)).view(getattr(torch, name)).to(torch.float32)
@@ -41,7 +40,6 @@ def test_large_types_are_judged_at_their_edges(dtype: type[np.floating]) -> None
 
 
 def test_of_scales_zero_and_negative_values_count_too() -> None:
-    """At their edges, by the name that they have."""
     good = np.array([np.finfo(np.float32).max, np.finfo(np.float32).smallest_subnormal, 1.0], np.float32)
     bad = np.array([0.0, -0.0, -1.0, np.finfo(np.float32).min, np.nan, -np.nan, np.inf, -np.inf], np.float32)
     kind = kind_of("mlp.up_proj.weight_scale_inv", "F32")
@@ -52,5 +50,4 @@ def test_of_scales_zero_and_negative_values_count_too() -> None:
 
 
 def test_integers_are_always_finite() -> None:
-    """Whatever their bits."""
     assert count_nonfinite("I16", np.full(64, 0xFF, np.uint8)) == 0

@@ -85,14 +85,6 @@ def test_a_folder_that_was_saved_to_twice_is_not_published(publisher: WeightPubl
         publisher.publish(saved, step=1)
 
 
-def test_a_single_file_gets_an_index(publisher: WeightPublisher, tmp_path: Path) -> None:
-    """A path may be text."""
-    save_file({"w": np.ones(3)}, tmp_path / "model.safetensors")
-    publication = publisher.publish(str(tmp_path), step=1)
-    assert published.where(publication.path) == {"w": "model.safetensors"}
-    published.check(publication.path)
-
-
 def test_a_trainer_that_saves_over_its_last_checkpoint_changes_no_version(
     publisher: WeightPublisher, saved: Path
 ) -> None:
@@ -123,7 +115,6 @@ def test_a_clone_is_digested_as_it_is_published(
 
 
 def test_the_links_of_a_hub_cache_become_plain_files(publisher: WeightPublisher, saved: Path, tmp_path: Path) -> None:
-    """Its snapshots consist of links to blobs."""
     snapshot = tmp_path / "snapshot"
     snapshot.mkdir()
     for number, path in enumerate(sorted(saved.iterdir())):
@@ -135,7 +126,6 @@ def test_the_links_of_a_hub_cache_become_plain_files(publisher: WeightPublisher,
 
 
 def test_a_published_version_can_be_published_again(publisher: WeightPublisher, saved: Path) -> None:
-    """Its manifest is not taken over."""
     first = publisher.publish(saved, step=1)
     again = publisher.publish(first.path, step=2)
     assert again.digest == first.digest
@@ -143,7 +133,6 @@ def test_a_published_version_can_be_published_again(publisher: WeightPublisher, 
 
 
 def test_a_base_model_lends_what_the_checkpoint_lacks(saved: Path, tmp_path: Path) -> None:
-    """The checkpoint's own files win."""
     base = tmp_path / "base"
     base.mkdir()
     (base / "config.json").write_text("the base's")
@@ -157,14 +146,12 @@ def test_a_base_model_lends_what_the_checkpoint_lacks(saved: Path, tmp_path: Pat
 
 
 def test_a_base_model_that_is_no_folder_is_refused_at_once(tmp_path: Path) -> None:
-    """The name of one on a hub, for instance."""
     with pytest.raises(PublishError, match="Qwen/Qwen2"):
         WeightPublisher(tmp_path / "root", "run", options=PublishOptions(base_model="Qwen/Qwen2.5-0.5B"))
     assert not (tmp_path / "root").exists()
 
 
 def test_an_empty_folder_is_refused(publisher: WeightPublisher, tmp_path: Path) -> None:
-    """So is one that is not there."""
     (tmp_path / "empty").mkdir()
     _refused(publisher, tmp_path / "empty", "save the checkpoint there")
     _refused(publisher, tmp_path / "nowhere", "is not a folder")
@@ -203,7 +190,6 @@ def test_a_header_that_the_service_would_not_read_is_not_published(publisher: We
 
 
 def test_an_index_without_its_shard_is_refused(publisher: WeightPublisher, saved: Path) -> None:
-    """Marker first, shard late."""
     (saved / "model-00002-of-00002.safetensors").unlink()
     _refused(publisher, saved, "save all of it again")
 
@@ -220,7 +206,6 @@ def test_an_index_without_its_shard_is_refused(publisher: WeightPublisher, saved
 def test_an_index_that_disagrees_with_the_shards_is_refused(
     publisher: WeightPublisher, saved: Path, weight_map: dict[str, str]
 ) -> None:
-    """Tensors missing, extra, or elsewhere."""
     (saved / "model-00001-of-00002.safetensors").unlink()
     save_file({"a": np.ones(5), "more": np.ones(1)}, saved / "model-00001-of-00002.safetensors")
     _index(saved, weight_map)
@@ -248,7 +233,6 @@ def test_a_file_that_changes_while_it_is_copied_is_refused(
 
 
 def test_a_fifo_in_the_place_of_a_shard_stops_nobody(publisher: WeightPublisher, tmp_path: Path) -> None:
-    """Opening it would wait for a writer for ever."""
     os.mkfifo(tmp_path / "model.safetensors")
     _refused(publisher, tmp_path, "model.safetensors is not a plain file")
 

@@ -9,7 +9,6 @@ from refitd_client.files import durable
 
 
 def test_a_record_is_the_old_one_or_the_new_one_and_leaves_no_scratch(tmp_path: Path) -> None:
-    """`replace_file` goes by way of another name."""
     record, scratch = tmp_path / "record", tmp_path / "scratch"
     durable.replace_file(record, b"one", by=scratch)
     durable.replace_file(record, b"two", by=scratch)
@@ -29,7 +28,6 @@ def test_a_new_file_never_goes_through_what_is_there(tmp_path: Path) -> None:
 
 
 def test_a_write_that_the_kernel_takes_in_parts_is_written_whole() -> None:
-    """A pipe takes what it has room for."""
     data = bytes(range(256)) * 1024
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -54,7 +52,6 @@ def test_a_write_that_the_kernel_takes_in_parts_is_written_whole() -> None:
 
 
 def test_removing_a_folder_never_follows_a_link(tmp_path: Path) -> None:
-    """What a link points to stays."""
     kept = tmp_path / "kept"
     kept.mkdir()
     (kept / "file").write_text("kept")
@@ -68,21 +65,12 @@ def test_removing_a_folder_never_follows_a_link(tmp_path: Path) -> None:
 
 
 def test_folders_that_another_process_makes_first_are_used(tmp_path: Path) -> None:
-    """Two runs of one experiment may start together."""
     durable.make_folders(tmp_path / "a" / "b")
     durable.make_folders(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").is_dir()
 
 
-def test_a_file_in_the_way_of_a_folder_is_an_error(tmp_path: Path) -> None:
-    """It is not taken for the folder."""
-    (tmp_path / "a").write_text("")
-    with pytest.raises((FileExistsError, NotADirectoryError)):
-        durable.make_folders(tmp_path / "a" / "b")
-
-
 def test_what_is_made_is_as_open_as_the_umask_leaves_it(tmp_path: Path) -> None:
-    """A service of the same group can read it."""
     before = os.umask(0o027)
     try:
         durable.make_folder(tmp_path / "folder")

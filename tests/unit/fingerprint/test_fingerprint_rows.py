@@ -51,7 +51,6 @@ def test_rows_of_many_tensors_add_up_to_the_fingerprint_of_each(dtype: torch.dty
 
 
 def test_what_is_not_finite_is_counted_only_where_a_rule_is_given() -> None:
-    """Fingerprints alone take a smaller kernel."""
     tensor = bits(torch.bfloat16, ROW)
     plain, ruled = whole_tensor(0, tensor), whole_tensor(1, tensor, rule_of("BF16"))
     assert [Listed(parts).has_rules for parts in ([plain], [ruled], [plain, ruled])] == [False, True, True]

@@ -197,7 +197,6 @@ def trouble(service: StandIn) -> None:
 def test_without_a_base_that_counts_a_version_is_full(
     publisher: WeightPublisher, service: StandIn, happen: Any, why: str
 ) -> None:
-    """And says why."""
     state = weights()
     serve(service, publisher.publish(state, step=1, transport="delta"))
     happen(service)
@@ -250,7 +249,6 @@ def test_every_fifth_version_is_an_anchor_and_ends_no_chain(publisher: WeightPub
 
 
 def test_other_tensors_are_published_in_full(publisher: WeightPublisher, service: StandIn) -> None:
-    """Another shape, another dtype, one more."""
     state = weights()
     serve(service, publisher.publish(state, step=1, transport="delta"))
     for step, change in enumerate(

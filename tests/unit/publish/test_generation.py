@@ -78,7 +78,6 @@ def test_a_link_that_is_called_like_a_version_is_none(tmp_path: Path) -> None:
 
 
 def test_reclaimed_versions_still_count(tmp_path: Path) -> None:
-    """Their folders are gone; the record is not."""
     _publish(tmp_path, 1, 2)
     for name in published.versions(tmp_path / "run"):
         (tmp_path / "run" / name).rename(tmp_path / name)
@@ -87,7 +86,6 @@ def test_reclaimed_versions_still_count(tmp_path: Path) -> None:
 
 
 def test_versions_that_others_wrote_count(tmp_path: Path) -> None:
-    """By their folders' names."""
     (tmp_path / "run" / "v000009.g4").mkdir(parents=True)
     (tmp_path / "run" / "v9").mkdir()  # no version's name
     _publish(tmp_path, 9)
@@ -95,7 +93,6 @@ def test_versions_that_others_wrote_count(tmp_path: Path) -> None:
 
 
 def test_steps_out_of_order_are_refused_with_the_way_out(tmp_path: Path) -> None:
-    """In one publisher."""
     with WeightPublisher(tmp_path, "run") as publisher:
         publisher.publish(WEIGHTS, step=5)
         for step in (5, 4):
@@ -106,7 +103,6 @@ def test_steps_out_of_order_are_refused_with_the_way_out(tmp_path: Path) -> None
 
 
 def test_a_failed_first_step_does_not_use_up_a_generation(tmp_path: Path) -> None:
-    """It can be published again where it belongs."""
     _publish(tmp_path, 1)
     with WeightPublisher(tmp_path, "run") as publisher:
         with pytest.raises(PublishError):
@@ -115,18 +111,8 @@ def test_a_failed_first_step_does_not_use_up_a_generation(tmp_path: Path) -> Non
     assert published.versions(tmp_path / "run") == ["v000001", "v000002"]
 
 
-def test_a_folder_in_the_way_is_never_overwritten(tmp_path: Path) -> None:
-    """Not even an empty one, which POSIX would let a rename replace."""
-    with WeightPublisher(tmp_path, "run") as publisher:
-        (tmp_path / "run" / "v000001").mkdir()
-        with pytest.raises(StepConflictError, match=r"v000001 exists"):
-            publisher.publish(WEIGHTS, step=1)
-    assert list((tmp_path / "run" / "v000001").iterdir()) == []
-
-
 @pytest.mark.parametrize("step", [-1, 10**12 + 1])
 def test_a_step_that_no_version_can_have_is_refused(tmp_path: Path, step: int) -> None:
-    """Negative, or absurd."""
     with WeightPublisher(tmp_path, "run") as publisher, pytest.raises(NameRefusedError, match=str(step)):
         publisher.publish(WEIGHTS, step=step)
 
@@ -141,14 +127,12 @@ def test_a_step_may_be_any_integer_and_nothing_else(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("run", ["", "../out", "/abs", ".hidden", "v000001", "a//b"])
 def test_a_run_name_that_leaves_its_folder_is_refused(tmp_path: Path, run: str) -> None:
-    """And nothing is made for it."""
     with pytest.raises(NameRefusedError):
         WeightPublisher(tmp_path / "root", run)
     assert not (tmp_path / "root").exists()
 
 
 def test_a_damaged_record_is_named_and_not_guessed_around(tmp_path: Path) -> None:
-    """Going on could use a name twice."""
     _publish(tmp_path, 1)
     record = tmp_path / "run" / ".publisher.json"
     record.write_bytes(b"{")
@@ -157,3 +141,12 @@ def test_a_damaged_record_is_named_and_not_guessed_around(tmp_path: Path) -> Non
     record.unlink()
     assert newest_in(tmp_path / "run") == Order(1, 1)
     _publish(tmp_path, 2)
+
+
+def test_a_folder_in_the_way_is_never_overwritten(tmp_path: Path) -> None:
+    """Not even an empty one, which POSIX would let a rename replace."""
+    with WeightPublisher(tmp_path, "run") as publisher:
+        (tmp_path / "run" / "v000001").mkdir()
+        with pytest.raises(StepConflictError, match=r"v000001 exists"):
+            publisher.publish(WEIGHTS, step=1)
+    assert list((tmp_path / "run" / "v000001").iterdir()) == []

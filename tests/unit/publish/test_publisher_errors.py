@@ -43,15 +43,12 @@ EXAMPLES: list[errors.RefitError] = [
 
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
 def test_an_error_survives_pickling(error: errors.RefitError) -> None:
-    """With its text, its fault and what it knows."""
     copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - its own bytes
     assert type(copy) is type(error)
     assert (str(copy), copy.fault, vars(copy)) == (str(error), error.fault, vars(error))
 
 
 def test_the_examples_are_all_there_are() -> None:
-    """A new error takes part in the test above."""
-
     def below(kind: type[errors.RefitError]) -> set[type[errors.RefitError]]:
         return {kind}.union(*(below(each) for each in kind.__subclasses__()))
 
@@ -60,7 +57,6 @@ def test_the_examples_are_all_there_are() -> None:
 
 
 def test_the_tree_in_the_documentation_is_the_tree() -> None:
-    """Each error stands below its base."""
     drawn = re.findall(r"^    ([│├└─ ]*)(\w+Error)", errors.__doc__ or "", re.MULTILINE)
     path: list[str] = []
     for prefix, name in drawn:
@@ -72,7 +68,6 @@ def test_the_tree_in_the_documentation_is_the_tree() -> None:
 
 
 def test_a_problem_reads_as_a_sentence() -> None:
-    """With the slug that names its kind for ever."""
     assert str(errors.ConflictError(PROBLEM)) == "Conflict: other content for step 3 (HTTP 409, conflict)"
 
 

@@ -130,14 +130,12 @@ def test_non_finite_weights_never_become_visible(
 
 
 def test_non_finite_weights_are_published_when_asked_for(tmp_path: Path) -> None:
-    """Somebody may mask with infinities."""
     state = {"mask": torch.tensor([0.0, float("-inf")])}
     with WeightPublisher(tmp_path, "run", options=PublishOptions(check_finite=False)) as publisher:
         _assert_published(publisher.publish(state, step=1).path, state)
 
 
 def test_a_distributed_tensor_is_refused_with_the_way_to_gather_it(publisher: WeightPublisher, tmp_path: Path) -> None:
-    """A rank has a part of it only."""
     from torch import distributed
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
@@ -159,7 +157,6 @@ def test_a_name_that_the_service_would_reject_is_refused(publisher: WeightPublis
 
 @pytest.mark.parametrize("weights", [{}, {1: torch.ones(1)}, {"__metadata__": torch.ones(1)}, 3, None])
 def test_what_is_no_state_dict_is_refused(publisher: WeightPublisher, weights: Any) -> None:
-    """Also one without tensors."""
     with pytest.raises(InvalidWeightsError):
         publisher.publish(weights, step=1)
 
@@ -196,7 +193,6 @@ def test_a_modules_declared_second_names_are_left_out(publisher: WeightPublisher
 
 
 def test_a_declared_second_name_with_weights_of_its_own_is_written(publisher: WeightPublisher) -> None:
-    """It is not tied, whatever the class says."""
     model = Tied()
     model._tied_weights_keys = ["lm_head.weight"]
     model.lm_head.weight = nn.Parameter(torch.ones(8, 4))
@@ -233,7 +229,6 @@ def test_the_base_models_names_decide_which_names_of_a_tied_weight_are_written(
 
 
 def test_progress_ends_at_the_total(publisher: WeightPublisher) -> None:
-    """And never goes back."""
     seen: list[Progress] = []
     state = {"a": torch.ones(2**20), "b": torch.ones(3)}
     publication = publisher.publish(state, step=1, progress=seen.append)
@@ -243,8 +238,6 @@ def test_progress_ends_at_the_total(publisher: WeightPublisher) -> None:
 
 
 def test_a_hook_that_raises_stops_the_publication(publisher: WeightPublisher, tmp_path: Path) -> None:
-    """A way to cancel it."""
-
     class CancelledError(Exception):
         pass
 

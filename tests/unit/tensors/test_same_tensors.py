@@ -85,7 +85,6 @@ def test_what_cannot_be_published_is_refused_after_what_can_as_well(bad: Any) ->
 
 
 def test_names_are_asked_for_at_each_step() -> None:
-    """A function may answer otherwise than before."""
     prefix = "a."
     publisher, tensors = reading(rename=lambda name: prefix + name), state()
     assert read(publisher.content(tensors)).keys() == {"a.w", "a.bias", "a.whole"}

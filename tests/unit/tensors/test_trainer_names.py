@@ -26,13 +26,11 @@ from support import sharded_cases
     ],
 )
 def test_the_marks_of_wrappers_are_taken_off(name: str, plain: str) -> None:
-    """DDP's only where every name has it."""
     assert published_names([name]) == {name: plain}
     assert published_names(["module.a", "b"]) == {"module.a": "module.a", "b": "b"}
 
 
 def test_rename_gets_plain_names_and_none_leaves_out() -> None:
-    """A mapping leaves what it does not name."""
     names = ["module.a", "module.b", "module.c"]
     assert published_names(names, {"a": "x", "b": None}) == {"module.a": "x", "module.c": "c"}
     assert published_names(names, lambda name: f"model.{name}")["module.b"] == "model.b"
@@ -40,13 +38,11 @@ def test_rename_gets_plain_names_and_none_leaves_out() -> None:
 
 @pytest.mark.parametrize("rename", [{"a": "b"}, lambda _: "same", {"a": ""}, lambda _: 3])
 def test_two_tensors_of_one_name_or_none_are_refused(rename: Any) -> None:
-    """By the trainer's names."""
     with pytest.raises(InvalidWeightsError, match="a"):
         published_names(["a", "b"], rename)
 
 
 def test_the_first_pattern_decides_and_only_wide_floats_are_cast() -> None:
-    """Integers and 8-bit floats keep their dtype."""
     rules = casts({"*.router.*": "float32", "*": torch.bfloat16})
     assert rules.target("layers.0.router.weight", "float64") == "float32"
     assert rules.target("layers.0.up.weight", "float32") == "bfloat16"
@@ -76,7 +72,6 @@ def test_one_process_casts_and_renames_as_many_do(tmp_path: Path) -> None:
 
 
 def test_an_overflow_of_a_cast_is_refused(tmp_path: Path) -> None:
-    """It makes an infinity of a finite number."""
     with (
         WeightPublisher(tmp_path, "run", options=PublishOptions(dtype=torch.float16)) as publisher,
         pytest.raises(InvalidWeightsError, match="tensor w holds 1 value"),
@@ -85,7 +80,6 @@ def test_an_overflow_of_a_cast_is_refused(tmp_path: Path) -> None:
 
 
 def test_numpy_arrays_are_not_cast_in_silence(tmp_path: Path) -> None:
-    """It has no bf16."""
     with WeightPublisher(tmp_path, "run", options=PublishOptions(dtype="bfloat16")) as publisher:
         with pytest.raises(InvalidWeightsError, match="numpy array"):
             publisher.publish({"w": np.ones(3, np.float32)}, step=1)

@@ -57,7 +57,6 @@ async def test_a_delta_on_a_good_base_is_sealed_and_says_what_it_is(tmp_path: Pa
 
 
 async def test_a_delta_whose_base_has_not_been_seen_waits_for_it(tmp_path: Path) -> None:
-    """It is not guessed at, and it is not rejected."""
     async with publishing(tmp_path) as (stage, trainer):
         chain(trainer, tmp_path / "elsewhere", 3)
         arrive(stage, tmp_path, 3)
@@ -70,7 +69,6 @@ async def test_a_delta_whose_base_has_not_been_seen_waits_for_it(tmp_path: Path)
 
 
 async def test_a_delta_whose_base_is_gone_is_rejected_with_the_way_out(tmp_path: Path) -> None:
-    """Deleted, lost or rejected."""
     async with publishing(tmp_path) as (stage, trainer):
         chain(trainer, tmp_path / "elsewhere", 3)
         arrive(stage, tmp_path, 1)

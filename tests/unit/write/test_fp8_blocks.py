@@ -144,7 +144,6 @@ def test_a_version_on_a_base_in_bf16_is_a_model_that_an_engine_can_be_started_on
 
 
 def test_what_a_base_in_fp8_has_scales_for_is_quantised_and_nothing_else(tmp_path: Path) -> None:
-    """Its own config is copied."""
     weights = published(tmp_path / "first", {**model(), "x.weight": matrix(128, 128), "y.weight": matrix(128, 128)})
     weights["x.weight"] = matrix(128, 128)
     del weights["x.weight_scale_inv"]

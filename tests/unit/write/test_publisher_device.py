@@ -210,7 +210,6 @@ def test_few_copies_are_begun_before_the_bus_is_waited_for(
 def test_copies_of_many_small_tensors_are_waited_for_as_well(
     root: Path, by: list[int], publisher: WeightPublisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They may be thousands in one block."""
     monkeypatch.setattr(device_shards, "MOST_UNMARKED", 4)
     monkeypatch.setattr(device_shards, "_ENTRIES_AHEAD", 10)
     far: list[int] = []

@@ -305,24 +305,22 @@ class RunPublisher:
             self._background.settle()
             order = self._placed(call.step)
             self._context.mappings.prune()
-            trace, delta, told, routed = PublishTrace(self._folder.run, call.step), "never", None, dict[str, str]()
-            destination, handover = None, False
+            trace, route, told = PublishTrace(self._folder.run, call.step), None, None
             if call.transport is not None:
                 route = route_of(call.transport, weights, self._receivers, self._durability)
-                delta, handover, destination = route.delta, route.handover, route.destination
-                reason = route.instead or (DUE if handover else None)
+                reason = route.instead or (DUE if route.handover else None)
                 told = Handed(reason=reason, transport=route.choice.transport, why=route.choice.why)
-                routed = route.metadata
+            handover = route is not None and route.handover
             attempt = PublishAttempt(
                 context=self._context,
                 order=order,
                 call=call,
-                metadata=trace.carrier | routed | dict(call.metadata or {}),
+                metadata=trace.carrier | ({} if route is None else route.metadata) | dict(call.metadata or {}),
                 trace=trace,
-                delta=delta,
+                may_be_delta=route is not None and route.choice.transport == "delta",
                 begun=self._folder.begun(order),
                 check=self._turn.require_open,
-                destination=destination,
+                destination=None if route is None else route.destination,
                 policy=self._durability.of_next(self._context.handover.since) if handover else None,
             )
             publication = self._begun(attempt, weights, call, told, handover=handover)

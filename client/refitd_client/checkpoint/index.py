@@ -216,9 +216,9 @@ class _Save:
 def two_saves(times: Mapping[str, int], index: Index | None) -> Defect | None:
     """What is wrong with a folder that a model was saved to more than once, under other names each time.
 
-    Engines read what the index names, whichever save is newer, and whoever copies a folder changes the times of its
-    files: a second whole save is a fault also where it looks older. A pickle is one if it is newer: on hubs the same
-    model lies in both forms.
+    Engines read what the index names, whichever save is newer. A copy of a folder changes the times of its files, so a
+    second whole save is a fault also where it looks older. A pickle is one if it is newer: on hubs the same model lies
+    in both forms.
 
     `times` say when the files were changed last, in nanoseconds.
     """

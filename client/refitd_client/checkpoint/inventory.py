@@ -136,7 +136,7 @@ def compare(
     """How a checkpoint differs from the model that it is for, in what is not allowed to differ.
 
     Where the reference is tied, an output layer may be missing if the model's own is a copy of its embedding, and may
-    be there in the embedding's shape: whoever reads the bytes says whether it is a copy. `allow_missing` are patterns
+    be there in the embedding's shape: its bytes say whether it is a copy. `allow_missing` are patterns
     of names. With `allow_dtype_cast` F64, F32, BF16 and F16 may stand for each other. A shape may never differ.
     """
     key = id(checkpoint), id(reference), *allow_missing, allow_extra, allow_dtype_cast

@@ -341,7 +341,7 @@ class Overview:
 
     `versions` counts them by state. `held_bytes` is what versions take on disk. `wants_token`: the service asks for a
     bearer token, for changes at least. `leader` is the service that answers, None where it belongs to no group. `keeps`
-    is what it keeps. `follows` says whom this service follows, in a sentence; None where it follows nobody.
+    is what it keeps. `follows` says which service this one follows, in a sentence; None where it follows none.
     """
 
     at: str

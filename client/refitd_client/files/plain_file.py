@@ -197,7 +197,7 @@ def _ended(at: int, end: int) -> OSError:
 
 _HELD_LOCKS: "weakref.WeakSet[FileLock]" = weakref.WeakSet()
 _UNSUPPORTED = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
-LOCK_PATIENCE = 5.0  # seconds for a lock that nobody has but a collector, which looks whether its holder is gone
+LOCK_PATIENCE = 5.0  # seconds for a lock that a collector alone may hold, while it looks whether the publisher is gone
 _LOCK_LOOK_SECONDS = 0.005  # between two tries of a lock that is waited for
 
 
@@ -268,7 +268,7 @@ def try_lock(handle: int) -> LockState:
         return LockState.HELD
     except OSError as error:
         if error.errno in _UNSUPPORTED | {errno.EINVAL, errno.EBADF}:
-            return LockState.MISSING  # the file system has no such locks, so nobody can hold one
+            return LockState.MISSING  # the file system has no such locks
         raise
     holder = _holder_in(handle)
     is_seen = holder is not None and holder.boot != "" and holder.boot == _boot()

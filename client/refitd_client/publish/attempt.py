@@ -53,8 +53,6 @@ from refitd_client.transport.ways import BY_FILES, TRANSPORTS, Transport
 from refitd_client.write.content import Content, PlannedContent, WeightsReader
 from refitd_client.write.version_folder import Laps, Meter, Progress, Staging, free_bytes, no_space, staged
 
-DeltaChoice = Literal["auto", "never"]
-
 _log = logging.getLogger("refitd_client")
 
 
@@ -157,7 +155,7 @@ class PublishAttempt:
     order: Order
     call: PublishCall
     metadata: dict[str, str]
-    delta: DeltaChoice
+    may_be_delta: bool
     begun: str | None
     trace: PublishTrace
     check: Callable[[], None]
@@ -364,7 +362,7 @@ class PublishAttempt:
         self.check()
         try:
             content = self.context.reader.content(weights)
-            if self.delta == "never":
+            if not self.may_be_delta:
                 self.context.forget_deltas()
                 offer = PlannedContent(content=lambda: content, kind=content.claims.kind)
             else:

@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, cast, runtime_checkable
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from refitd_client.contract.plugin import Receivers
@@ -48,24 +48,9 @@ class PublishRoute:
         return self.choice.transport not in BY_FILES
 
     @property
-    def delta(self) -> Literal["auto", "never"]:
-        """Whether its files may hold what changed alone."""
-        return "auto" if self.choice.transport == "delta" else "never"
-
-    @property
     def metadata(self) -> dict[str, str]:
         """What the version's metadata says of it."""
         return {"transport": self.choice.transport, "transport_why": (self.instead or self.choice.why)[:_REASON]}
-
-
-@runtime_checkable
-class PlacedWeights(Protocol):
-    """Weights of several ranks, which know where each rank's tensors are (`sharded/`)."""
-
-    @property
-    def places(self) -> Sequence[TrainerPlace]:
-        """By rank."""
-        ...
 
 
 def route_of(
@@ -81,7 +66,7 @@ def route_of(
         ValueError: there is no service to ask.
     """
     if transport in BY_FILES:
-        return _by_files(Choice(transport=transport, why="the trainer asks for it"))
+        return PublishRoute(choice=Choice(transport=transport, why="the trainer asks for it"))
     route = _by_what_is_there(transport, weights, receivers)
     if receivers is not None and route.instead != receivers.connection.reach.told:
         receivers.connection.reach.told = route.instead
@@ -98,13 +83,13 @@ def _by_what_is_there(transport: Transport, weights: Any, receivers: ReceiversQu
     places = _places_of(weights)
     if places is None:
         asked = None if transport == "auto" else f"transport={transport!r} takes tensors, and the weights are files"
-        return _by_files(Choice(transport="disk", why="the weights are files"), instead=asked)
+        return PublishRoute(choice=Choice(transport="disk", why="the weights are files"), instead=asked)
     try:
         found = receivers.ask()
     except (ServiceError, OSError, ValueError) as error:
         by: Transport = "delta" if transport == "auto" and not places[0].is_rank else "disk"
-        asked = Choice(transport=by, why="files need no answer of the service")
-        return _by_files(asked, instead=f"the service does not say who can receive: {error}")
+        choice = Choice(transport=by, why="files need no answer of the service")
+        return PublishRoute(choice=choice, instead=f"the service does not say who can receive: {error}")
     return decide_route(transport, places, found, urlsplit(receivers.connection.url).hostname or "")
 
 
@@ -122,9 +107,9 @@ def decide_route(
     if transport in {"nccl", "gloo"} and (hindrance := hinders(transport, places, found)) is not None:
         if found.receivers:
             raise TransportRefusedError(f"transport={transport!r} cannot work: {hindrance}")
-        return _by_files(_EVERYWHERE, instead=hindrance)
+        return PublishRoute(choice=_EVERYWHERE, instead=hindrance)
     if transport == "handover" and (nothing := rules_out_handover(places, found)) is not None:
-        return _by_files(_EVERYWHERE, instead=nothing)
+        return PublishRoute(choice=_EVERYWHERE, instead=nothing)
     match choice.transport:
         case "nccl" | "gloo" as backend:
             destination = Destination(
@@ -134,10 +119,8 @@ def decide_route(
                 needs={each.name: each.needs for each in found.receivers if each.needs and places[0].is_rank},
             )
             return PublishRoute(choice=choice, destination=destination)
-        case "handover":
-            return PublishRoute(choice=choice)
         case _:
-            return _by_files(choice)
+            return PublishRoute(choice=choice)
 
 
 def place_of_process(tensors: Sequence[Any], *, count: int, is_rank: bool = False) -> TrainerPlace:
@@ -156,14 +139,10 @@ def place_of_process(tensors: Sequence[Any], *, count: int, is_rank: bool = Fals
     )
 
 
-def _by_files(choice: Choice, *, instead: str | None = None) -> PublishRoute:
-    return PublishRoute(choice=choice, instead=instead)
-
-
 def _places_of(weights: Any) -> Sequence[TrainerPlace] | None:
     """Where the tensors are, before names and dtypes are worked out; None for a folder."""
-    if isinstance(weights, Content):
-        return weights.weights.places if isinstance(weights.weights, PlacedWeights) else None
+    if isinstance(weights, Content):  # of several ranks, by rank (`sharded/`)
+        return getattr(weights.weights, "places", None)
     if isinstance(weights, (str, os.PathLike)):
         return None
     tensors = cast("Mapping[str, Any]", weights) if isinstance(weights, Mapping) else dict(weights.named_parameters())

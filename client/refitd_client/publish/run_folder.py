@@ -135,9 +135,8 @@ class RunFolder:
             raise
 
     def remove_dead(self) -> None:
-        """Remove what publishers that are gone have left of versions: nobody else writes in a run whose lock is held.
-
-        What another host may still write, on a file system of several, is left to the service, which goes by its age.
+        """Remove what dead publishers of this run have left. What another host may still write, on a file system of
+        several, is left to the service, which goes by its age.
         """
         for folder in list(self.path.iterdir()):
             if naming.is_staging(folder.name) and not folder.is_symlink():
@@ -271,9 +270,8 @@ def _remove_if_dead(folder: Path) -> None:
     try:
         lock = open_plain(folder / STAGING_LOCK)
     except FileNotFoundError:
-        if (folder / naming.MANIFEST_NAME).is_file() and is_own(
-            folder.lstat().st_dev
-        ):  # killed right before the rename
+        was_complete = (folder / naming.MANIFEST_NAME).is_file()  # its publisher was killed right before the rename
+        if was_complete and is_own(folder.lstat().st_dev):
             durable.remove_folder(folder)
         return
     try:

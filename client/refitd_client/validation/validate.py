@@ -7,14 +7,11 @@
 The checks run from the outside in (files, headers, index, manifest, tensors against the model, values), and the first
 that fails is the reason. `examine.py` gathers the evidence.
 
-A full version is also proved by its tensors' fingerprints, which the ranks of an engine compute on their GPUs. Whoever
-reads all of a version finds damage by the digests of its files. A rank's GPU digests no files, and computes the
+A full version is also proved by its tensors' fingerprints. A rank of an engine digests no files: its GPU computes the
 fingerprint of each tensor at the speed of the bus. Together with what is read without the tensors (headers, index,
 sizes, the files beside the weights) equal fingerprints prove as much: a header names each byte after it as a part of
-one tensor, without gaps.
-
-The tensor-parallel ranks of an engine share the tensors out among themselves. Each says what it found in one digest,
-which the service computes from the manifest for the same tensors.
+one tensor, without gaps. The ranks share the tensors out, and each says what it found in one digest, which the service
+computes from the manifest for the same tensors.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

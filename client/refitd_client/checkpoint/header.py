@@ -94,7 +94,7 @@ MAX_TENSORS = 200_000
 _NAME_SHOWN = 200  # characters of a name in a sentence
 MAX_METADATA_BYTES = 2**20
 _MAX_ENTRY_BYTES = 4096
-_MAX_SIZE = 2**63 - 1  # of a file, in bytes
+_LARGEST_NUMBER = 2**63 - 1  # of a file, in bytes
 _QUOTES = 8  # around three keys and a dtype; more means that a key comes twice
 METADATA_KEY = "__metadata__"
 SCALES_END = "weight_scale_inv"
@@ -310,13 +310,13 @@ def _check_extent(name: str, entry: _Entry) -> None:
     if bits is None:
         raise HeaderRefusedError(f"{_named(name)} has the dtype {entry.dtype[:32]!a}, which safetensors does not have")
     start, end = entry.data_offsets
-    if max(start, end, *entry.shape) > _MAX_SIZE:
-        raise HeaderRefusedError(f"{_named(name)} has a number in its shape or data_offsets beyond {_MAX_SIZE}")
+    if max(start, end, *entry.shape) > _LARGEST_NUMBER:
+        raise HeaderRefusedError(f"{_named(name)} has a number in its shape or data_offsets beyond {_LARGEST_NUMBER}")
     total = math.prod(entry.shape) * bits
     if total % 8:
         raise HeaderRefusedError(f"{_named(name)} does not fill whole bytes: {entry.dtype} {entry.shape}")
     if end - start != total // 8:
-        takes = str(total // 8) if total // 8 <= _MAX_SIZE else f"more than {_MAX_SIZE}"
+        takes = str(total // 8) if total // 8 <= _LARGEST_NUMBER else f"more than {_LARGEST_NUMBER}"
         raise HeaderRefusedError(
             f"{_named(name)} is {entry.dtype} {entry.shape}, which takes {takes} bytes, "
             f"and its data_offsets {start} to {end} hold {end - start}"

@@ -250,7 +250,7 @@ def _tensor_faults(structure: Structure, reference: Reference, options: Options)
         if found:
             what_to_do = advice
             if kind is Difference.MISSING and strangers:
-                what_to_do = _OTHER_NAMES.format(count=len(strangers), first=strangers[0].name[:100])
+                what_to_do = _RENAMED.format(count=len(strangers), first=strangers[0].name[:100])
             yield Defect(code, f"{listed(found)} (the model is {reference.source}): {what_to_do}")
 
 
@@ -296,7 +296,7 @@ _ADVICE_ON = {
 }
 
 
-_OTHER_NAMES = (
+_RENAMED = (
     "{count} tensors that it has are none of the model's, the first of them {first}: publish the module and not its "
     "state dict, or set rename= of a publisher"
 )

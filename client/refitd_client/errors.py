@@ -31,13 +31,10 @@ Each survives pickling, because trainers send exceptions between processes.
 
 import errno
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import Any
 
 from refitd_client.contract import naming
 from refitd_client.contract.wire import EngineOnVersion, Problem
-
-if TYPE_CHECKING:
-    from refitd_client.publish.publication import Publication
 
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 """The kernel's errors if there is no room, or a quota is used up."""
@@ -176,7 +173,7 @@ class WaitTimeoutError(RefitError):
 class ServiceError(RefitError):
     """The service did not answer, or refused. `publication` is the version that is on disk all the same, if any."""
 
-    publication: "Publication | None" = None
+    publication: Any = None  # a `Publication`, whose module imports this one
 
 
 class ServiceUnreachableError(ServiceError):

@@ -17,32 +17,22 @@ from refitd.reclaim import trash
 from refitd.reclaim.folders import DiskFolders
 from refitd.reclaim.sweep import Sweeper
 from refitd.root.handle import Identity
-from refitd.root.scan import Discarded, Gone, Listing, ListingFailed, Refused, scan
+from refitd.root.scan import Discarded, Gone, Refused
 from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import Order, version_folder, version_id
 from refitd_client.contract.states import EngineState, Kind, VersionState
 from refitd_client.contract.wire import Reclaimable, ReclaimPlan
 from support.rawfiles import raw
+from support.sweeps import MemoryBooks, StoppedClock
 
 SIZE = len(raw(b"{}")) + len("{}")
 
 
-def nothing() -> None:
-    """Nothing comes in between."""
-
-
-class World:
-    """Facts and books in memory, over a real folder. `in_between` happens while the books become durable."""
+class World(MemoryBooks):
+    """A run of small versions."""
 
     def __init__(self, root: Path, steps: int = 4) -> None:
-        self.root = root
-        self.records: dict[str, VersionRecord] = {}
-        self.seen = Views()
-        self.failure: str | None = None
-        self.in_between: Callable[[], None] = nothing
-        self.log: list[str] = []
-        self.deleted_ids: set[str] = set()
-        (root / ".refitd").mkdir(parents=True, exist_ok=True)
+        super().__init__(root)
         for step in range(1, steps + 1):
             self.add(step)
 
@@ -55,40 +45,6 @@ class World:
             bytes=SIZE
         )
         self.records[record.id] = record
-
-    def versions(self) -> list[VersionRecord]:
-        return list(self.records.values())
-
-    def gone(self) -> set[str]:
-        return self.deleted_ids
-
-    def sized(self, version: str, size: int) -> None:
-        self.records[version] = self.records[version].having(bytes=size)
-
-    def aged(self, version: str, seconds: float) -> None:
-        self.records[version] = self.records[version].having(bad_for=seconds)
-
-    def views(self) -> Views:
-        return self.seen
-
-    async def listing(self) -> Listing | ListingFailed:
-        return ListingFailed(self.failure) if self.failure else scan(self.root)
-
-    def retire(self, record: VersionRecord, why: str) -> None:
-        self.log.append(f"retire {record.order.step}")
-        self.records[record.id] = self.records[record.id].having(state=VersionState.RETIRED, reason=why)
-
-    def deleted(self, record: VersionRecord) -> None:
-        self.log.append(f"deleted {record.order.step}")
-        self.deleted_ids.add(record.id)
-        del self.records[record.id]
-
-    def budgeted(self, fault: str | None) -> None:
-        self.fault = fault
-
-    async def durable(self) -> None:
-        await asyncio.sleep(0)
-        self.in_between()
 
     def pin(self, step: int) -> None:
         name = v(step)
@@ -109,13 +65,6 @@ def v(step: int) -> str:
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     return World(tmp_path / "root")
-
-
-class StoppedClock(SystemClock):
-    seconds = 0.0
-
-    def monotonic(self) -> float:
-        return self.seconds
 
 
 def sweeper(world: World, *, last: int = 2, folders: DiskFolders | None = None) -> Sweeper:
@@ -280,7 +229,7 @@ async def test_books_that_cannot_be_written_stop_the_sweep_before_it_deletes(wor
     with pytest.raises(OSError, match="disk full"):
         await sweeper(world).run()
     assert world.on_disk() == [1, 2, 3, 4]
-    world.in_between = nothing
+    world.in_between = lambda: None
     await sweeper(world).run()
     assert world.on_disk() == [3, 4]
 
@@ -289,7 +238,7 @@ async def test_a_folder_swapped_after_it_was_examined_is_kept_and_explained(worl
     def swap() -> None:
         (world.root / "exp" / "v000001").rename(world.root / "away")
         (world.root / "exp" / "v000001").mkdir()
-        world.in_between = nothing
+        world.in_between = lambda: None
 
     world.in_between = swap
     plan = await sweeper(world).run()

@@ -7,41 +7,30 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from refitd.clock import SystemClock
 from refitd.policy.keep import KeepRules
 from refitd.policy.leases import EngineView, Views
 from refitd.policy.spare_slots import SlotRules
 from refitd.reclaim import slots
 from refitd.reclaim.folders import DiskFolders
 from refitd.reclaim.sweep import CopySweep, Sweeper
-from refitd.root.scan import Discarded, Listing, Refused, scan, sentence
-from refitd.state.version import VersionRecord
+from refitd.root.scan import Discarded, Refused, sentence
 from refitd_client import WeightPublisher
 from refitd_client.contract.naming import Order, version_id
-from refitd_client.contract.states import EngineState, VersionState
+from refitd_client.contract.states import EngineState
 from refitd_client.contract.wire import Reclaimable
 from support.records import version
+from support.sweeps import MemoryBooks, StoppedClock
 
 RUN = "exp/trial"
 
 
-class Clock(SystemClock):
-    seconds = 0.0
-
-    def monotonic(self) -> float:
-        return self.seconds
-
-
-class World:
-    """A trainer that publishes really, and books in memory."""
+class World(MemoryBooks):
+    """A trainer that publishes really."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
-        self.seen = Views()
-        self.records: dict[str, VersionRecord] = {}
-        (root / ".refitd").mkdir(parents=True)
+        super().__init__(root)
         self.publisher = WeightPublisher(root, RUN)
-        self.clock = Clock()
+        self.clock = StoppedClock()
 
     def publish(self, step: int, columns: int = 3) -> set[int]:
         weights = {"w": np.full((4, columns), step, np.float32)}
@@ -49,38 +38,6 @@ class World:
         record = version(step, run=RUN, owned=True, bytes=_bytes(path))
         self.records[record.id] = record
         return {file.stat().st_ino for file in path.glob("*.safetensors")}
-
-    def versions(self) -> list[VersionRecord]:
-        return list(self.records.values())
-
-    def gone(self) -> set[str]:
-        return set()
-
-    def sized(self, version: str, size: int) -> None:
-        self.records[version] = self.records[version].having(bytes=size)
-
-    def aged(self, version: str, seconds: float) -> None:
-        self.records[version] = self.records[version].having(bad_for=seconds)
-
-    def budgeted(self, fault: str | None) -> None:
-        self.fault = fault
-
-    def views(self) -> Views:
-        return self.seen
-
-    async def listing(self) -> Listing:
-        listing = scan(self.root)
-        assert isinstance(listing, Listing)
-        return listing
-
-    def retire(self, record: VersionRecord, why: str) -> None:
-        self.records[record.id] = record.having(state=VersionState.RETIRED, reason=why)
-
-    def deleted(self, record: VersionRecord) -> None:
-        del self.records[record.id]
-
-    async def durable(self) -> None:
-        pass
 
     def sweeper(
         self,

@@ -45,7 +45,7 @@ def footprint(folder: Path) -> list[Figure]:
             measured=percentile(reads[slowest], 99),
             unit="ms",
             limit=50,
-            detail={path: spread(samples) for path, samples in rows.items()},
+            detail={path: spread(samples) for path, samples in reads.items()},
         ),
         Figure(name="resident memory of the service", measured=round(memory, 1), unit="MiB", limit=120 * 10**6 / 2**20),
         Figure(name=f"CPU when idle, over {IDLE_SECONDS:g} s", measured=round(idle, 2), unit="% of a core", limit=1),

@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
 from rich.console import RenderableType
 from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from refitd.cli.options import Json
-from refitd.cli.output import PAGE_WIDTH, ExitCode, speaking
-from refitd.cli.render import sentence
+from refitd.cli.output import ExitCode, speaking
+from refitd.cli.render import Table, sentence
 from refitd.cli.serve import option, takes
 from refitd_plan.job import DEFAULTS
 from refitd_plan.plan import Plan, PlannedMemory, PlannedProcess, TransportOption
@@ -43,12 +41,12 @@ def _choice(plan: Plan) -> Iterator[RenderableType]:
 
 
 def _ways(ways: Sequence[TransportOption]) -> Table:
-    table = _table("", "TRANSPORT", "POSSIBLE", "ANSWERED", "HELD", "PAUSED")
+    figures = ("ANSWERED", "HELD", "PAUSED")
+    table = Table("", "TRANSPORT", *figures, right=figures, words="POSSIBLE")
     for way in ways:
         mark = Text("→", style="green") if way.chosen else Text("")
         possible = Text("yes") if way.hinders is None else sentence(f"no: {way.hinders}", "dim")
-        figures = (f"{figure:,} ms" for figure in way.costs_ms.values())
-        table.add_row(mark, way.transport, possible, *figures)
+        table.add_row(mark, way.transport, *(f"{each:,} ms" for each in way.costs_ms.values()), words=possible)
     return table
 
 
@@ -78,10 +76,10 @@ def _changes(memory: PlannedMemory) -> Iterator[RenderableType]:
         )
         return
     yield sentence("\nIt fits with", "bold")
-    table = _table("", "SETTING", "VALUE", "SAVES", "COSTS")
+    table = Table("", "SETTING", "VALUE", "SAVES", right={"SAVES"}, words="COSTS")
     for number, change in enumerate(memory.changes, 1):
         value = str(change.value).lower() if isinstance(change.value, bool) else str(change.value)
-        table.add_row(f"{number}.", change.setting, value, f"{change.saves:.1f}", change.costs)
+        table.add_row(f"{number}.", change.setting, value, f"{change.saves:.1f}", words=change.costs)
     yield table
     yield _processes(memory.after)
 
@@ -90,12 +88,13 @@ def _processes(processes: Sequence[PlannedProcess]) -> Table:
     """One column for processes that differ in their rank and GPU alone."""
     kinds = groupby(processes, key=lambda process: (process.process.partition(" rank ")[0], process.parts))
     columns = [list(alike) for _, alike in kinds]
-    table = _table("", *(_title(same) for same in columns))
+    titles = [_title(same) for same in columns]
+    table = Table("", *titles, right=titles)
     table.add_row("on GPU", *(_gpus(same) for same in columns))
     for name in dict.fromkeys(name for process in processes for name in process.parts):
         sizes = (same[0].parts.get(name) for same in columns)
         table.add_row(name, *("" if size is None else f"{size:.2f}" for size in sizes))
-    table.add_row("at the peak", *(f"{same[0].total:.1f}" for same in columns), style="bold")
+    table.add_row(*(Text(each, "bold") for each in ("at the peak", *(f"{same[0].total:.1f}" for same in columns))))
     return table
 
 
@@ -120,13 +119,6 @@ def _settings(plan: Plan) -> Iterator[RenderableType]:
     yield sentence("Trainer", "bold")
     call = f"publisher.publish(model, step=step, transport={plan.transport!r})"
     yield sentence(f"  {call}  # of several ranks on each, with WeightPublisher(..., ranks='all')")
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
 
 
 _MACHINE, _TRAINER, _ENGINE, _ROLLOUTS = "Machine", "Trainer", "Engine", "Rollouts"
@@ -215,6 +207,6 @@ def plan(**given: Any) -> None:
 
     with speaking(json=json) as out:
         found = made(**{name: value for name, value in given.items() if value is not None})
-        out.show(found, *shown(found), width=PAGE_WIDTH)
+        out.show(found, *shown(found))
         if found.memory is not None and not found.memory.fits:
             raise typer.Exit(ExitCode.FAILED)

@@ -17,7 +17,6 @@ from typing import Any
 import msgspec
 from rich.console import Console, RenderableType
 from rich.table import Column
-from rich.table import Table as RichTable
 from rich.text import Text
 
 from refitd.text import clean
@@ -121,7 +120,6 @@ def _problem(slug: str, title: str, status: int, detail: str) -> Problem:
 
 # Lines are not cut in a pipe: a table that is cut at 80 columns cannot be searched.
 _PIPE_WIDTH = 1000
-PAGE_WIDTH = 100  # columns of tables that are to be read from beginning to end, also into a pipe
 
 
 class Output:
@@ -142,24 +140,15 @@ class Output:
         """The columns of the window; None into a pipe, where lines are as long as what they say."""
         return None if self.console.width == _PIPE_WIDTH else self.console.width
 
-    def show(self, document: Any, *shown: RenderableType, width: int | None = None) -> None:
-        """Print the answer.
-
-        Args:
-            document: for machines.
-            shown: for people.
-            width: columns that tables may take into a pipe; by default as many as their rows have. Sentences go on to
-                their end in any case.
-        """
+    def show(self, document: Any, *shown: RenderableType) -> None:
+        """Print the answer: `document` for machines, or what is `shown` to people."""
         if self.json:
             text = msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
             sys.stdout.write(text + "\n")
             sys.stdout.flush()
             return
-        narrower = None if width is None else min(width, self.console.width)
         for part in shown:
-            is_free = self.console.is_terminal or not isinstance(part, RichTable)
-            self.console.print(part, width=None if is_free else narrower)
+            self.console.print(part)
 
     def remark(self, sentence: str, style: str = "yellow") -> None:
         """Print a sentence on stderr, beside the answer."""

@@ -102,7 +102,6 @@ class Arrivals:
         return version_id(found.run, found.order) not in self._store.versions
 
     def _take_one(self, found: FoundFolder) -> bool:
-        """Return whether the folder has become a version."""
         order = found.order
         if is_foreign(found.path):
             if self._store.index.is_at(found.path):
@@ -313,7 +312,6 @@ class Watcher:
         self._observer: BaseObserver | None = None
 
     async def run(self) -> None:
-        """Watch until cancelled."""
         await asyncio.to_thread(self._start)
         try:
             await asyncio.Event().wait()

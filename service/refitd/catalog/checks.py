@@ -133,7 +133,6 @@ class FileChecks:
         self._changed.notify()
 
     def _keep(self, version: VersionRecord, signature: str, text: str | None) -> None:
-        """Set SEALED: it has the contents that it had."""
         self._lost_as.pop(version.id, None)
         reason = None if version.state is VersionState.LOST else version.reason
         state, confirmed = VersionState.SEALED, _is_to_confirm(version) or version.verdict.confirmed

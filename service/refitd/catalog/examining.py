@@ -48,7 +48,6 @@ class Bases:
         self._remembered: BoundedCache[tuple[str, str | None], Structure] = BoundedCache(_REMEMBERED_VERSIONS)
 
     def record_of(self, delta: VersionRecord) -> VersionRecord | NoBase:
-        """Return the base's record as of now."""
         return base_of(delta, self._store.versions, gone=delta.base in self._store.gone)
 
     def beneath(self, delta: VersionRecord) -> Beneath | NoBase:
@@ -121,7 +120,6 @@ class References:
         self._read: dict[Path, Reference] = {}
 
     async def of(self, run: str) -> Reference | NoReference:
-        """Return the reference for a run's checkpoints."""
         if self._base_model is not None:
             return await self._reference(self._base_model)
         engines = [engine for engine in self._store.engines.values() if engine.run in {run, None}]
@@ -167,7 +165,6 @@ class References:
 
 
 def _unread(error: OSError) -> str:
-    """Why the service could not read the model, and what to do."""
     if not isinstance(error, PermissionError):
         return f"{error}; it is tried again"
     user = f"the service runs as user id {os.geteuid()}"

@@ -119,7 +119,6 @@ class Waiting:
         return others if others or self.judging else due[:1]
 
     def give_back(self, id_: str) -> None:
-        """End a version's turn."""
         self.judging.discard(id_)
         self._alone = None if self._alone == id_ else self._alone
         self.changed.notify()
@@ -362,7 +361,6 @@ class Judge:
                 self._unknown(record.id, reason)
 
     def options(self, record: VersionRecord) -> Options:
-        """What a version is expected to be, and may do."""
         return Options(
             run=record.run,
             order=record.order,
@@ -463,7 +461,6 @@ class Judge:
                 self._store.put_engine(engine.having(reload=engine.known, reason=text), text)
 
     def _wake_deltas(self, base: str) -> None:
-        """Judge the deltas that waited for the verdict on their base."""
         for version in self._store.open.values():
             if version.base == base and version.state is VersionState.UNKNOWN:
                 self._waiting.at(version.id)

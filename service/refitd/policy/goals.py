@@ -174,7 +174,6 @@ def goals_of_run(
     engines: Sequence[EngineRecord],
     carriage: LoadableDeltas = NOTHING,
 ) -> Goals:
-    """The goals that all engines of a run share."""
     held = {engine.serving for engine in engines if engine.known and engine.serving is not None}
     finish = _in_progress(finished_first(strategy, update, engines), versions, held)
     return Goals(
@@ -281,7 +280,6 @@ def _waits(
 def _is_mended_at(
     there: VersionRecord, engine: EngineRecord, goal: VersionRecord, target: VersionRecord | None
 ) -> bool:
-    """Whether a host is mended at the version that it proved last."""
     if not engine.pulls or not engine.known or engine.serving is not None:
         return False
     if there.barred or there.state is not VersionState.SEALED or has_given_up(engine, there):
@@ -321,7 +319,6 @@ class PendingOffer:
     waiting: frozenset[str]
 
     def answered(self, engine: str) -> "PendingOffer":
-        """The offer after an engine has taken it or has refused it."""
         return replace(self, waiting=self.waiting - {engine})
 
 

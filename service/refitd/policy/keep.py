@@ -430,7 +430,6 @@ def _superseded(versions: Iterable[VersionRecord]) -> set[str]:
 
 
 def _by_run(versions: Iterable[VersionRecord]) -> Iterator[tuple[str, list[VersionRecord]]]:
-    """The versions of each run, newest first."""
     ordered = sorted(versions, key=lambda version: (version.run, version.order), reverse=True)
     for run, group in groupby(ordered, key=lambda version: version.run):
         yield run, list(group)

@@ -58,7 +58,6 @@ class Lease:
 
     @property
     def claims(self) -> tuple[str, str | None]:
-        """The sentence for one holder, and for many."""
         return _UNSEEN if self.unseen and self.kind is LeaseKind.SERVING else _CLAIMS[self.kind]
 
 

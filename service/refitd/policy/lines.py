@@ -33,7 +33,6 @@ def with_reasons(verdict: KeepVerdict, *more: str | None) -> KeepVerdict:
 
 
 def left_line(path: str, found: Holdings) -> Reclaimable:
-    """The line of a folder whose version was deleted."""
     total = found.bytes + found.foreign_bytes
     return Reclaimable(path=path, keep=True, reasons=[_LEFT], bytes=total, foreign_bytes=total)
 

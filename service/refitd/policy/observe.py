@@ -380,6 +380,5 @@ def refit_at_stop(engine: EngineRecord) -> Refit:
 
 
 def _struck(strikes: dict[str, int], version: str) -> dict[str, int]:
-    """One more against a version; the newest few are remembered."""
     others = [(name, count) for name, count in strikes.items() if name != version]
     return dict([*others[-REMEMBERED_STRIKES + 1 :], (version, strikes.get(version, 0) + 1)])

@@ -122,7 +122,6 @@ class Books:
         return [v.id for v in self._store.versions.values() if model_path.endswith(f"/{v.path}")]
 
     def rebuilding(self) -> str | None:
-        """What the rebuild of a lost journal still waits for."""
         return waits_for(self._store)
 
     async def listing(self) -> Listing | ListingFailed | Withheld:
@@ -168,7 +167,6 @@ class Books:
         self._store.put_version(self._store.versions[version].having(bytes=size))
 
     def aged(self, version: str, seconds: float) -> None:
-        """Remember for how many seconds a version has been evidence."""
         self._store.put_version(self._store.versions[version].having(bad_for=seconds))
 
     def budgeted(self, fault: str | None) -> None:

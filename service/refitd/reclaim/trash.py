@@ -298,7 +298,6 @@ def _put_back(parent: int, path: str, folder: int, caught: str, what: str) -> st
 
 
 def _is_condemned(trash: int, name: str) -> bool:
-    """Whether this service put it into the trash to be deleted."""
     if name.startswith(CAUGHT):
         return _is_as_named(trash, name)
     if not _UNIQUE.fullmatch(name):

@@ -93,7 +93,6 @@ def parse_place(text: str) -> Place:
 
 
 def check_places(texts: list[str]) -> list[str]:
-    """Return the texts if all are places."""
     for text in texts:
         parse_place(text)
     return texts

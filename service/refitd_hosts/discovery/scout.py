@@ -37,7 +37,6 @@ _RANK = re.compile(r"@\d+$")  # a router that knows data-parallel ranks names on
 
 
 async def ask(place: Place, threads: RootThreads) -> Answer:
-    """Ask one place. `threads` are for places that are files."""
     match place:
         case Dns():
             return await ask_dns(place)
@@ -214,13 +213,11 @@ class Scout:
         self._threads = RootThreads()
 
     async def run(self) -> None:
-        """Look now and every `ASK_EVERY_SECONDS`."""
         while self._places:
             await self.look()
             await asyncio.sleep(ASK_EVERY_SECONDS)
 
     async def look(self) -> None:
-        """Ask every place once, all at the same time."""
         answers = await asyncio.gather(*(ask(place, self._threads) for place in self._places))
         before, self._discovered = self._discovered, remember(self._discovered, answers, self._clock.monotonic())
         if self._discovered.fault is not None and self._discovered.fault != before.fault:

@@ -67,7 +67,6 @@ def what_was_compared(proof: str | None) -> str:
 
 
 def comparable(some: str, other: str | None) -> bool:
-    """Whether two fingerprints were computed by the same means, so that they can be compared."""
     if other is None:
         return False
     if some.startswith(BY_HOST) and other.startswith(BY_HOST):

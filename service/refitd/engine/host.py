@@ -132,7 +132,6 @@ class HostLine:
         self.again = 1 + secrets.randbelow(2**52) if again else 0
 
     def ask(self, label: str) -> int:
-        """Ask from now on for a trial of a version; the question's number."""
         self.trial = HostTrial(number=1 + secrets.randbelow(2**52), label=label)
         return self.trial.number
 

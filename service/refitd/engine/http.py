@@ -73,17 +73,14 @@ class Reply:
 
     @property
     def is_unauthorised(self) -> bool:
-        """Whether a key lacks, or is not the right one."""
         return self.status in UNAUTHORISED
 
     @property
     def is_incomplete(self) -> bool:
-        """Whether the request got in, and lacks something."""
         return self.status in {400, 422}
 
     @property
     def has_no_route(self) -> bool:
-        """Whether the server does not have what was asked for, or not with this method."""
         return self.status in {404, 405}
 
     def read_as(self, kind: type[T]) -> T:

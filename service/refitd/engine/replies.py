@@ -157,7 +157,6 @@ def read_form(reply: Reply | NoReply, form: type[FormT], url: str, path: str, se
 
 
 def read_trial_form(reply: Reply | NoReply, form: type[FormT]) -> FormT | str:
-    """The answer to a trial, or a sentence on why it is not in order."""
     if isinstance(reply, NoReply):
         return f"no answer to a trial: {reply.reason}"
     if not reply.ok:

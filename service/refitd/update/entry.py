@@ -98,7 +98,6 @@ class EngineEntry:
 
     @property
     def target_id(self) -> str | None:
-        """The id of the version that it is to serve, None where there is none."""
         target = self.targets.target_of(self.record.run)
         return None if target is None else target.id
 
@@ -112,7 +111,6 @@ class EngineEntry:
         return believed(recorded, given, self.id)
 
     def is_on_record(self, version: str) -> bool:
-        """Whether any engine of this configuration has given a fingerprint of a version."""
         return self.store.fingerprint(version, self.record.seen.configuration or "") is not None
 
     def own_fingerprint_of(self, version: str) -> str | None:
@@ -241,7 +239,6 @@ class EngineEntry:
 
 
 def log_line(engine: EngineRecord) -> str:
-    """What the log says of an engine that has changed: its state, what it serves, and why."""
     contents = engine.of_others or "start-up weights" if engine.known else "unknown contents"
     why = f" ({engine.reason})" if engine.reason else ""
     return f"{engine.state}: {engine.serves(engine.serving or contents)}{why}"

@@ -38,8 +38,6 @@ async def proved_already(_: VersionRecord) -> bool:
 
 
 class Fleet:
-    """Owns a reconciler for each engine that is named."""
-
     def __init__(
         self,
         store: Store,

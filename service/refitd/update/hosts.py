@@ -60,8 +60,6 @@ class _Asking:
 
 @dataclass(slots=True, kw_only=True)
 class _Place:
-    """A host that may pull `version`: since when, and when it was heard last."""
-
     version: str
     since: float
     heard: float
@@ -300,7 +298,6 @@ class ReportedHosts:
         return ("", 0) if self._leads is None else (self._leads.owner.service, self._leads.owner.epoch)
 
     async def run(self) -> None:
-        """Drop hosts that have not reported for long, until cancelled."""
         now = self._clock.monotonic()
         for record in self._store.engines.values():
             if record.naming.source is Source.REPORTED and record.url == f"{SCHEME}{record.id}":

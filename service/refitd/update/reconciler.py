@@ -84,8 +84,6 @@ class FileAccess:
 
 
 class EngineReconciler:
-    """Keeps one engine on its run's target until cancelled."""
-
     def __init__(
         self,
         engine_id: str,
@@ -147,7 +145,6 @@ class EngineReconciler:
         return next_action(engine, replace(goals, recorded=recorded) if recorded else goals, entry.agenda, entry.now)
 
     def stop(self) -> None:
-        """End `run` after the action that is under way."""
         self._stopping = True
         self._targets.changed.notify()
 
@@ -157,7 +154,6 @@ class EngineReconciler:
         self._targets.changed.notify()
 
     async def trial(self, version: VersionRecord) -> str | None:
-        """Ask the engine for a few tokens; return what is wrong with them, None where nothing is."""
         return await self._engine.trial(version.label)
 
     async def _prefetch(self, version: str) -> None:
@@ -228,8 +224,6 @@ class EngineReconciler:
 
 
 class Loads:
-    """The loads of one engine, one at a time."""
-
     def __init__(self, entry: EngineEntry, engine: EnginePort, files: FileAccess) -> None:
         self._entry = entry
         self._store = entry.store
@@ -237,7 +231,6 @@ class Loads:
         self._files = files
 
     async def by_files(self, version: VersionRecord) -> None:
-        """Load a version's files, or the copy that holds it."""
         in_place = takes_in_place(self._entry.record.to_load, version, self._store.versions)
         kind = Kind.FULL if version.kind is Kind.DELTA and not in_place else version.kind
         attempt = self._store.open_attempt(self._entry.id, version.id, kind)  # from here on the version is leased
@@ -311,7 +304,6 @@ class Loads:
         return {} if update is None or update.version != version.id else {"update": update.number}
 
     def _updating(self, version: VersionRecord, text: str) -> EngineRecord:
-        """Make the engine UPDATING; return its record before."""
         before = self._entry.record
         self._store.put_engine(replace(begun(before, version), state=EngineState.UPDATING), f"UPDATING: {text}")
         return before

@@ -86,7 +86,6 @@ class Targets(Observer):
         return goals_of_engine(self.of_run(engine.run), engine, self.strategy, update, engines, store.versions, offer)
 
     def target_of(self, run: str | None) -> VersionRecord | None:
-        """The version that the engines of a run are to serve, all of them the same; None where there is none."""
         return None if run is None else self.of_run(run).target
 
     def restless(self) -> int:
@@ -113,7 +112,6 @@ class Targets(Observer):
         return shut(engine, self._store.versions.get(engine.serving or ""), target, demand)
 
     def carry(self, version: VersionRecord, path: str) -> None:
-        """A copy at `path` holds a delta: engines may go there."""
         if self._carried.get(version.id) != path:
             self._carried[version.id] = path
             self._refused.pop(version.id, None)

@@ -88,14 +88,10 @@ log = structlog.get_logger("refitd")
 
 
 class _Update(msgspec.Struct, frozen=True):
-    """What counts of the body of an update: where the checkpoint is."""
-
     model_path: str
 
 
 class _LoadAdapter(msgspec.Struct, frozen=True):
-    """The same of an adapter's."""
-
     lora_path: str
 
 

@@ -60,8 +60,6 @@ class _JoinedGroup:
 
 @dataclass(slots=True, eq=False)
 class _Update:
-    """An update from its pause on."""
-
     assembly: UpdateAssembly
     folder: Path
     taking: "dict[BucketKey, asyncio.Task[str | None]]" = field(

@@ -21,8 +21,6 @@ Say = Callable[[str, str], None]
 
 
 class _Server(BoundedServer):
-    """The server of one facade. Signals are for all of them together."""
-
     close_seconds = CLOSE_SECONDS
 
     def __init__(self, engine: str, app: Starlette, host: str, port: int, say: Say) -> None:

@@ -173,7 +173,6 @@ class Updates:
         tell("AReaL's update", run=self._run, path=str(path), version=version, **outcome, seconds=seconds)
 
     async def _published(self, path: Path) -> Publication:
-        """Publish a folder, which may be deleted then."""
         async with self._turn:
             place_of(path, self._checkpoints)
             try:

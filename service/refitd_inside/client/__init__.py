@@ -26,8 +26,6 @@ NO_PLUGIN = "no plugin answers for it"
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One rank, and the name of its socket."""
-
     socket: str
     handshake: Handshake
 

@@ -48,7 +48,6 @@ class Leading:
         self._again_at = 0.0
 
     async def say(self, rank_group: EngineRankGroup | Stock) -> None:
-        """Ask the ranks for the lease, if it is time to. Takes seconds at most."""
         if not isinstance(rank_group, EngineRankGroup) or not all(
             member.handshake.leads for member in rank_group.members
         ):
@@ -129,7 +128,6 @@ def _proof(member: Member, reply: dict[str, Any] | ChannelError) -> RankProof:
 
 
 def judge(replies: Replies, files: VersionFiles) -> Preparation:
-    """What the ranks' replies come to; the worst counts."""
     said = [reply for reply in replies if isinstance(reply, dict)]
     if refused := [reply for reply in said if reply.get("ok") is not True]:
         reason = f"the engine refused, and serves on: {shown(str(refused[0].get('reason', '')), MOST_REASON)}"
@@ -216,7 +214,6 @@ class PluginClient(Plugin):
         return Unprepared("nothing is known of its files")
 
     async def prepare(self, files: VersionFiles, within: float) -> Preparation:
-        """Have a version prepared while the engine serves. Gives up after `within` seconds."""
         early, self._early = self._early, None
         members, request = self._rank_group.members, files_request(files, cast=self._cast)
         if not members:

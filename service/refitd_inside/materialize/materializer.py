@@ -134,7 +134,6 @@ class Materializer:
         return None
 
     async def _work(self, run: str) -> None:
-        """Make copies until nothing more can be done now."""
         target = None
         for known in (self._waiting, self._again_at):
             for gone in known.keys() - self._store.versions.keys():
@@ -153,7 +152,6 @@ class Materializer:
             self._tasks.pop(run, None)
 
     async def _step(self, target: VersionRecord) -> bool:
-        """Do what is decided; return whether there may be more to do at once."""
         match decision := self._decide(target):
             case Copy():
                 self._targets.carry(target, decision.path)
@@ -185,7 +183,6 @@ class Materializer:
             self._written(target, copy, (self._store.clock.monotonic() - started) * 1000)
 
     def _refuse(self, target: VersionRecord, reason: str) -> None:
-        """Leave engines on what they have."""
         self._waiting.pop(target.id, None)
         self._again_at[target.id] = self._store.clock.monotonic() + RETRY_SECONDS
         self._targets.refuse(target, reason)

@@ -268,7 +268,6 @@ def _proved(
 
 @contextmanager
 def _reading(folder: int, name: str) -> Generator[int]:
-    """Give a descriptor of a regular file. Raises SourceChangedError where it is none."""
     try:
         fd = open_plain(name, within=folder)
     except NotPlainError as error:

@@ -100,7 +100,6 @@ class SglangRelease:
 
     @property
     def pause_modes(self) -> tuple[str, ...]:
-        """Those that it survives, the best first."""
         return tuple(m for m, since in PAUSE_MODES.items() if m == "abort" or self._has(since, where_unknown=False))
 
     def pause_mode(self, wanted: str) -> str:
@@ -109,7 +108,6 @@ class SglangRelease:
 
 
 def release_of(version: str) -> SglangRelease:
-    """What a release can do, by the version that its server reports."""
     found = _RELEASE.match(version)
     if found is None or version.startswith("0.0.0"):  # 0.0.0: built from source without its tags
         return SglangRelease()
@@ -206,7 +204,6 @@ class SglangServerInfo(msgspec.Struct, frozen=True):
 
     @property
     def drafts(self) -> bool:
-        """Whether a draft model proposes tokens, or draft layers do."""
         return (self.speculative_algorithm or "").upper() not in _NO_DRAFT
 
     @property
@@ -266,12 +263,10 @@ class SglangServerInfo(msgspec.Struct, frozen=True):
 
 
 def read_model_info(reply: Reply | NoReply, url: str) -> ModelInfo | str:
-    """What it serves, or a sentence on why that cannot be said."""
     return read_form(reply, ModelInfo, url, "/model_info", "SGLang")
 
 
 def read_server_info(reply: Reply | NoReply, url: str) -> SglangServerInfo | str:
-    """How it was started, or a sentence on why that cannot be said."""
     server = read_form(reply, SglangServerInfo, url, "/server_info", "SGLang")
     if isinstance(server, SglangServerInfo) and server.tokenizer_worker_num > 1:
         # Each worker has labels of its own: half of all probes would see an engine that was never told anything.

@@ -116,7 +116,6 @@ class Scores:
 
 
 def read_trial(reply: Reply | NoReply) -> Scores | str:
-    """The answer to `TRIAL`, or a sentence on why it is not in order."""
     if isinstance(read := read_trial_form(reply, _Completion), str):
         return read
     found = read.choices[0].logprobs.token_logprobs[1:] if read.choices else []
@@ -301,7 +300,6 @@ class ProcessLoads:
         return Failed("it loads only now and then") if began_torn and isinstance(happened, Loaded) else happened
 
     async def by_extension(self, path: str, ranks: int, within: float) -> Loading:
-        """Have refitd's extension load a version; the extension itself sees to what was left behind."""
         return said_by_extension(await self._call("refitd_update", within, path=path), ranks)
 
     async def _once(self, path: str, within: float) -> Loading:

@@ -348,7 +348,6 @@ class WatchedTransport(Transport):
 
 
 async def ask_how_started(http: Transport) -> VllmServerInfo | Obstacle | str:
-    """How a server was started and which routes it has, what a vLLM lacks, or why nothing can be said."""
     routes = (*NEEDED, CHECKER, LORA, SLEEP, WAKE)
     version, info, *found = await asyncio.gather(
         http.get("/version", CALL_SECONDS),

@@ -198,7 +198,6 @@ def read_release(reply: Reply | NoReply, url: str) -> Release | str:
 
 
 def read_label(reply: Reply | NoReply, url: str) -> Label | str:
-    """The label of what is served, or a sentence on why that cannot be said."""
     return _read(reply, Label, url, "/weight_info")
 
 
@@ -331,7 +330,6 @@ def lacking_for_adapters(can: Capabilities, url: str) -> Obstacle | None:
 
 
 def adapter_obstacles(can: Capabilities, keep: int) -> Iterator[Obstacle]:
-    """What is in the way of updates of adapters, the worst first. `keep`: how many versions of each stay loaded."""
     yield from obstacles(can, plugged=False, adapters=True)
     if can.cached_loras < keep:
         text = (

@@ -201,7 +201,9 @@ async def test_a_copy_that_was_changed_is_made_anew_before_another_engine_gets_i
         changed = Path(stage.engines["a"].path)
         flip_a_byte(changed)
         await stage.http.post("/v1/engines/a:1/resync")
-        await stage.until("run~v000002", lambda _: stage.engines["a"].path != str(changed))
+        engine = stage.engines["a"]
+        await stage.until("run~v000002", lambda _: engine.label == "2" and engine.path != str(changed))
+        assert stage.engines["a"].loads.count(str(changed)) == 1, "it was loaded before it was changed, and not again"
         assert same(in_folder(stage.engines["a"].path), trainer.weights)
         assert [text for text in await log_of(stage) if "changed by another program" in text] == [
             f"its copy in {changed.relative_to(stage.root)} was changed by another program: "

@@ -228,7 +228,7 @@ async def _run(
         runs = (*parts.runs, telemetry.stops.run)
         tasks = [group.create_task(run(), name=run.__qualname__) for run in runs]
         if at.tls is not None:
-            tasks.append(group.create_task(at.tls.watch(store.faults.set_tls), name="certificate"))
+            tasks.append(group.create_task(at.tls.watch(lambda why: store.faults.set(tls=why)), name="certificate"))
         await Server(api, settings.host, settings.port, tls=at.tls).serve(at.sockets)
         await parts.fleet.drain(DRAIN_SECONDS)
         for task in tasks:

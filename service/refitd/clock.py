@@ -55,7 +55,6 @@ class Turns:
         self._is_counting = False
 
     async def mine(self) -> None:
-        """Wait for this task's turn."""
         loop = asyncio.get_running_loop()
         queue = self._hurried if _HURRIES.get() else self._waiting
         if self._left and not queue and not self._hurried:

@@ -24,10 +24,8 @@ class BodyMemory:
     used: int = 0
 
     def take(self, size: int) -> bool:
-        """Count more bytes; whether all have room."""
         self.used += size
         return self.used <= self.most
 
     def give_back(self, size: int) -> None:
-        """Count these bytes no more."""
         self.used -= size

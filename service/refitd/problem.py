@@ -67,7 +67,6 @@ class ProblemError(Exception):
         self.headers = dict(headers or {})
 
     def document(self, instance: str | None = None) -> Problem:
-        """The problem document, for the request path `instance`."""
         kind = self.kind
         return Problem(
             type=f"urn:refitd:problem:{kind.slug}",

@@ -84,6 +84,10 @@ def listed(names: Sequence[str], most: int = FEW) -> str:
     return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
 
 
+def capitalized(clause: str) -> str:
+    return clause[:1].upper() + clause[1:]
+
+
 def spoken(seconds: float) -> str:
     """A duration in at most two units: `45 s`, `3 min 20 s`, `23 h 41 min`. Days begin with the second: `2 d 3 h`."""
     left = max(0, round(seconds))
@@ -130,11 +134,7 @@ def plain_refusal(message: str) -> str:
 
 
 def canary_check_url(url: str) -> str:
-    """Return a URL that canaries are judged by.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """Return a URL that canaries are judged by. A ValueError says that it is none."""
     if is_web_address(url):
         return url
     encoded = "in a user or password write / as %2F, ? as %3F, # as %23 and @ as %40"
@@ -142,11 +142,7 @@ def canary_check_url(url: str) -> str:
 
 
 def host_patterns(names: list[str]) -> list[str]:
-    """Return names and patterns of hosts, such as `*.example`.
-
-    Raises:
-        ValueError: one is none.
-    """
+    """Return names and patterns of hosts, such as `*.example`. A ValueError names one that is none."""
     for name in names:
         if not re.fullmatch(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", name):
             advice = "write names (refitd.example) or *.example, without a port"
@@ -155,11 +151,7 @@ def host_patterns(names: list[str]) -> list[str]:
 
 
 def advertised_url(url: str) -> str:
-    """Return a service's own URL, without a slash at its end.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """Return a service's own URL, without a slash at its end. A ValueError says that it is none."""
     if is_web_address(url):
         return url.rstrip("/")
     raise ValueError("advertise must be an http:// or https:// URL with a host, such as http://hub-1:8700")

@@ -42,7 +42,6 @@ def is_one_of(given: str, tokens: tuple[str, ...]) -> bool:
 
 
 def without_names(lines: tuple[str, ...]) -> tuple[str, ...]:
-    """The tokens of lines that may name hosts."""
     return tuple(line.rpartition(":")[2] for line in lines)
 
 
@@ -74,11 +73,7 @@ def tokens_from(name: str, secret: SecretStr | None, file: Path | None, most: in
 
 
 def _check_lines(text: str, where: str) -> None:
-    """Check lines that may name hosts: each has a token, and no two have the same.
-
-    Raises:
-        TokensRefusedError: a line is not so.
-    """
+    """Check lines that may name hosts: each has a token, and no two have the same."""
     lines_of: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         if not (said := line.strip()):
@@ -117,15 +112,9 @@ class FacadeTokens:
 
     @property
     def are_set(self) -> bool:
-        """Whether a facade wants one."""
         return self.file is not None or self.secret is not None
 
     def read(self) -> Tokens:
-        """The tokens, which open what only looks as well.
-
-        Raises:
-            TokensRefusedError: they are set, and there is none that can be used.
-            OSError: the file cannot be read.
-        """
+        """The tokens, which open what only looks as well."""
         tokens = tokens_from("facade_token", self.secret, self.file)
         return Tokens(write=tokens, read=tokens)

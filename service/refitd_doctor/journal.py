@@ -126,7 +126,7 @@ def _with_records(facts: JournalFacts, connection: sa.Connection) -> JournalFact
     return replace(
         facts,
         versions={version.id: version for version in rows.read_versions(connection)},
-        engines={engine.id: engine for engine in rows.read_engines(connection)},
+        engines={each.id: each for each in rows.read_records(connection, EngineRecord) if not each.naming.removed},
     )
 
 

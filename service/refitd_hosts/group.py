@@ -12,9 +12,10 @@ and the journal was read.
 import asyncio
 import signal
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 from fastapi import FastAPI, Request, Response
@@ -50,7 +51,6 @@ class StandbyView:
 
     @property
     def problem(self) -> ProblemError:
-        """The answer to what only a leader carries out."""
         if self.fault is not None:
             detail = f"this service stands by, and cannot ask its group's database: {self.fault}"
         elif self.leader is None:
@@ -61,7 +61,6 @@ class StandbyView:
 
 
 def build_standby(view: StandbyView, door: Door) -> FastAPI:
-    """The application of a service that stands by."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     registry = CollectorRegistry()
     registry.register(LeaderCollector(lambda: None))
@@ -98,33 +97,29 @@ class StandbyServer(Server):
 
 
 class Standby:
-    """A service that stands by. `lead` waits for the lead."""
+    """A service that stands by. `lead` waits for the lead. `refuses` says why the database cannot be used."""
 
-    def __init__(self, candidate: Candidate, view: StandbyView, refuses: Callable[[], Awaitable[str | None]]) -> None:
+    def __init__(self, candidate: Candidate, view: StandbyView, refuses: Callable[[], str | None]) -> None:
         self._candidate, self._view, self._refuses = candidate, view, refuses
         self.stopped = asyncio.Event()
 
     async def lead(self) -> HeldLead | None:
-        """Wait until this service leads its group; None where it is to stop.
-
-        Raises:
-            StartRefusedError: the database cannot hold a group's journal.
+        """Wait until this service leads its group; None where it is to stop. A StartRefusedError says that the database
+        cannot hold a group's journal.
         """
         while not self.stopped.is_set():
             if (lead := await self._tried()) is not None:
                 if not self.stopped.is_set():
                     return lead
                 await asyncio.to_thread(lead.release)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(POLL_SECONDS):
-                    await self.stopped.wait()
+            await self.wait(POLL_SECONDS)
         await asyncio.to_thread(self._candidate.close)
         return None
 
-    async def wait_until(self, moment: float, clock: Callable[[], float]) -> bool:
-        """Wait until the clock shows a moment; return False where the service is to stop before."""
+    async def wait(self, seconds: float) -> bool:
+        """Wait so long; return False where the service is to stop before."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, moment - clock())):
+            async with asyncio.timeout(max(0.0, seconds)):
                 await self.stopped.wait()
         return not self.stopped.is_set()
 
@@ -144,7 +139,7 @@ class Standby:
         import psycopg
 
         try:
-            if self._view.leader is None and (why := await self._refuses()) is not None:
+            if self._view.leader is None and (why := await asyncio.to_thread(self._refuses)) is not None:
                 raise StartRefusedError(why)
             lead = await asyncio.to_thread(self._candidate.try_to_lead)
             leader = await asyncio.to_thread(self._candidate.leader) if lead is None else lead.leader
@@ -159,7 +154,7 @@ class Standby:
 
 
 @asynccontextmanager
-async def standing_by(standby: Standby, app: FastAPI, host: str, port: int, at: Address) -> AsyncGenerator[Standby]:
+async def standing_by(standby: Standby, app: FastAPI, host: str, port: int, at: Address) -> AsyncGenerator[None]:
     """Answer on the sockets as long as the context lasts; they stay open. SIGTERM and SIGINT set `standby.stopped`."""
     loop = asyncio.get_running_loop()
     server = StandbyServer(app, host, port, tls=at.tls)
@@ -169,7 +164,7 @@ async def standing_by(standby: Standby, app: FastAPI, host: str, port: int, at: 
     serving.add_done_callback(lambda _: standby.stopped.set())
     watching = None if at.tls is None else asyncio.create_task(at.tls.watch(lambda _: None), name="certificate")
     try:
-        yield standby
+        yield
     finally:
         server.should_exit = True
         if watching is not None:
@@ -191,25 +186,19 @@ class Led:
 
 
 async def lead_group(settings: Settings, database: PostgresAddress, at: Address) -> Led | None:
-    """Stand by until this service leads and may act; None where it is to stop before.
-
-    Raises:
-        StartRefusedError: the database or its journal cannot be used; the message says why and what to do.
+    """Stand by until this service leads and may act; None where it is to stop before. A StartRefusedError says why the
+    database or its journal cannot be used, and what to do.
     """
     candidate = Candidate(database, advertised(settings, at.port), settings.lease)
     view = StandbyView()
-
-    async def refuses() -> str | None:
-        return await asyncio.to_thread(_why_refused, database)
-
-    app = build_standby(view, door_of(settings))
-    async with standing_by(Standby(candidate, view, refuses), app, settings.host, settings.port, at) as standby:
+    standby = Standby(candidate, view, partial(_why_refused, database))
+    async with standing_by(standby, build_standby(view, door_of(settings)), settings.host, settings.port, at):
         lead = await standby.lead()
         if lead is None:
             return None
         try:
             journal = await asyncio.to_thread(open_group_journal, database, lead, settings.root.resolve())
-            if await standby.wait_until(lead.acts_at, monotonic):
+            if await standby.wait(lead.acts_at - monotonic()):
                 log.info("this service leads its group", epoch=lead.epoch, address=lead.leader.address)
                 return Led(lead, journal)
             journal.close()

@@ -58,15 +58,14 @@ async def _fill(state: Path) -> None:
     for step in range(1, VERSIONS + 1):
         order = Order(1, step)
         journal.append(
-            rows.put_version(
+            rows.put(
                 VersionRecord(
                     run="bench",
                     order=order,
                     path=f"bench/{version_folder(order)}",
                     state=VersionState.DELETED,
                     created_at="2026-01-01T00:00:00Z",
-                ).having(served_at="2026-01-01T00:00:01Z"),
-                step,
+                ).having(served_at="2026-01-01T00:00:01Z")
             )
         )
     await journal.durable()

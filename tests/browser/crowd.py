@@ -81,8 +81,8 @@ async def crowd(tmp_path: Path) -> AsyncIterator[tuple[FastAPI, Store]]:
 
 
 def _fill(store: Store) -> None:
-    store.faults.set_root(None)
-    store.faults.set_fleet(None)
+    store.faults.set(root=None)
+    store.faults.set(fleet=None)
     now = datetime.now(UTC)
     for step in range(1, VERSIONS + 1):
         seen = now - (VERSIONS - step) * EVERY

@@ -212,7 +212,7 @@ async def test_axe_finds_nothing_and_nothing_is_wider_than_the_screen(
     browser: Browser, tmp_path: Path, look: str
 ) -> None:
     async with crowd(tmp_path) as (api, store), listening(api, within=110.0) as server:
-        store.faults.set_root("the root cannot be listed: Input/output error")
+        store.faults.set(root="the root cannot be listed: Input/output error")
         # axe is put into the page by the test, past the page's own policy, which the other tests hold
         context = await browser.new_context(**LOOKS[look], bypass_csp=True)  # pyright: ignore[reportArgumentType]
         page = await context.new_page()

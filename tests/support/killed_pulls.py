@@ -1,6 +1,6 @@
 """Pulls a version from a folder, and is killed at its k-th change to the file system: the seam of a pull's crash tests.
 
-    python killed_pulls.py ROOTS HUB [slot]
+    python killed_pulls.py ROOTS HUB
 
 For each k, `ROOTS/<k>` is the root that a kill at change k leaves, until a pull comes through, and `ROOTS/<k>.parts`
 has a line for each part that had arrived. One part is under way at a time, so that each k is the same change in each
@@ -16,11 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from refitd_client.checkpoint import header
 from refitd_client.contract import manifest
 from refitd_client.contract.manifest import digest_of_pieces, parse_manifest
-from refitd_client.contract.naming import MANIFEST_NAME, layout_of, slot_name, slots_path
-from refitd_hosts.follow import transfer
+from refitd_client.contract.naming import MANIFEST_NAME
+from refitd_hosts.follow import puller
 from refitd_hosts.follow.puller import Puller
 from refitd_hosts.follow.upstream import FilePart
 from support.durable_effects import on_each_effect
@@ -50,8 +49,6 @@ class FolderSource:
 
     async def fill(self, part: FilePart, buffer: memoryview) -> None:
         buffer[:] = (self.folder(part.version) / part.file).read_bytes()[part.start : part.start + part.length]
-        if part.length > BLOCK:  # a shard's header, which is read before a slot is taken
-            return
         self.parts.append((part.file, part.start))
         if self.log is not None:
             with self.log.open("a") as log:
@@ -62,7 +59,7 @@ class FolderSource:
 
 def small_blocks(hub: Path) -> None:
     """Have parts of a few bytes in this process, and the version's manifest with digests by them."""
-    transfer.BLOCK = manifest.BLOCK = BLOCK
+    puller.BLOCK = manifest.BLOCK = BLOCK
     folder = hub / "run" / "v000001"
     known = parse_manifest((folder / MANIFEST_NAME).read_bytes())
     for name in known.files:
@@ -87,15 +84,6 @@ async def _pulled(made: Puller, digest: str) -> None:
     await made.pull(VERSION, digest)
 
 
-def make_slot(root: Path, hub: Path) -> None:
-    """A slot that fits the version, whose bytes are those of another one."""
-    shards = sorted((hub / "run" / "v000001").glob("*.safetensors"))
-    folder = root / slots_path("run") / slot_name(layout_of(map(header.layout, shards)), "0" * 32)
-    folder.mkdir(parents=True)
-    for shard in shards:
-        (folder / shard.name).write_bytes(b"\xff" * shard.stat().st_size)
-
-
 def _kill_at(number: int) -> Callable[[int, str, Callable[..., Any], tuple[Any, ...]], None]:
     def act(count: int, name: str, original: Callable[..., Any], args: tuple[Any, ...]) -> None:
         if count == number:
@@ -107,16 +95,14 @@ def _kill_at(number: int) -> Callable[[int, str, Callable[..., Any], tuple[Any, 
     return act
 
 
-def kill_at_each(roots: Path, hub: Path, *, recycle: bool) -> None:
+def kill_at_each(roots: Path, hub: Path) -> None:
     """Make the roots."""
-    transfer.PARTS = 1
+    puller.PARTS = 1
     number = 0
     while True:
         number += 1
         root = roots / f"{number:03d}"
         root.mkdir()
-        if recycle:
-            make_slot(root, hub)
         child = os.fork()
         if child == 0:
             on_each_effect(_kill_at(number))
@@ -129,4 +115,4 @@ def kill_at_each(roots: Path, hub: Path, *, recycle: bool) -> None:
 
 if __name__ == "__main__":
     small_blocks(Path(sys.argv[2]))
-    kill_at_each(Path(sys.argv[1]), Path(sys.argv[2]), recycle="slot" in sys.argv[3:])
+    kill_at_each(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -35,8 +35,7 @@ async def has_pushed(
 ) -> Pointer:
     """The same in a test's own event loop."""
     pusher = Pusher(store, targets, root, bucket, keep=keep)
-    await pusher._push_run(run, collects=True)
-    pusher._tell()
+    await pusher._look(collects=True)
     found = await bucket.read(pointer_key(run), MAX_BYTES)
     assert found is not None
     return parse_pointer(found.data, run)

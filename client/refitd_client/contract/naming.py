@@ -36,13 +36,12 @@ ADAPTER_NAME = "adapter_model.safetensors"  # a LoRA adapter's weights and confi
 ADAPTER_CONFIG_NAME = "adapter_config.json"
 DELTA_NAME = "weights.refit-delta"  # an ending that no engine takes for a checkpoint
 INCOMING_PREFIX = ".incoming-"
-_STAGING = re.compile(re.escape(INCOMING_PREFIX) + "[0-9a-f]{32}")
+_STAGING = re.compile(re.escape(INCOMING_PREFIX) + "(?:(v[^-]+)-)?[0-9a-f]{32}")
 STAGING_LOCK = ".lock"  # in a folder that is being written, or a slot that is being taken: held by its publisher
 STAGING_PROGRESS = ".progress"  # in a slot that several ranks write: how far each is (`sharded/rank_progress.py`)
 SERVICE_FOLDER = ".refitd"  # the service's own folder in the root
 DURABLE_KEY = "durable"  # in the metadata of a version that has no files where all engines take it: why, as a policy
 ROOT_NAME = "id"  # in it: the root's own name, which the service's journal knows
-PULLS = "pulls"  # in it, by run: what is known of pulls that are not complete
 TRASH = "trash"  # in it: what is deleted, from the rename on until it is gone
 
 MAX_RUN_LENGTH = 200
@@ -234,6 +233,17 @@ def installed_release() -> str:
         return version("refitd")
     except PackageNotFoundError:
         return "unknown"
+
+
+def pull_folder(order: Order, digest: str) -> str:
+    """The name of the folder that a version is pulled into; `digest` is that of its manifest."""
+    return f"{INCOMING_PREFIX}{version_folder(order)}-{digest.rpartition(':')[2]}"
+
+
+def pulled_into(name: str) -> Order | None:
+    """The order of the version that is pulled into a folder of this name; None where it is no such name."""
+    found = _STAGING.fullmatch(name)
+    return None if found is None or found[1] is None else parse_version_folder(found[1])
 
 
 def is_staging(name: str) -> bool:

@@ -106,7 +106,6 @@ class Version:
     engines: list[EngineOnVersion] = field(default_factory=list[EngineOnVersion])
     timings: dict[str, float] = field(default_factory=dict[str, float])
     metadata: dict[str, str] = field(default_factory=dict[str, str])
-    place: int = 0  # lists are ordered by (place, generation, step), the greatest first, which is the newest
     allow_missing: list[str] = field(default_factory=list[str])
     allow_extra: bool = False
     left_out: list[str] = field(default_factory=list[str])

@@ -288,13 +288,20 @@ class Staging:
 
 @contextmanager
 def staged(
-    folder: Path, meter: Meter, laps: Laps, *, take: Take | None = None, mappings: Mappings | None = None
+    folder: Path,
+    meter: Meter,
+    laps: Laps,
+    *,
+    take: Take | None = None,
+    mappings: Mappings | None = None,
+    name: str | None = None,
 ) -> Generator[Staging, None, None]:
-    """A new staging folder in a run's folder. It must be committed last in the block: any exception discards it.
+    """A staging folder in a run's folder, new unless it has a name that is known. It must be committed last in the
+    block: any exception discards it.
 
     `take` makes a slot the staging folder and returns its lock, if it finds one that fits.
     """
-    path = folder / f"{INCOMING_PREFIX}{uuid.uuid4().hex}"
+    path = folder / (name or f"{INCOMING_PREFIX}{uuid.uuid4().hex}")
     staging = Staging(path, meter, laps, mappings)
     lock: FileLock | None = None
     try:

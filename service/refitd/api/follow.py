@@ -81,8 +81,6 @@ async def get_file(
 ) -> Response:
     """A file of a sealed version, or a part of it: `Range: bytes=0-16777215`. One range alone is understood."""
     fd, part = await _sealed(service, version_id, name, wanted)
-    if service.telemetry is not None:
-        service.telemetry.meters.handed_out(part.count)
     return FileResponse(fd, part, service.sent.sending(version_id))
 
 

@@ -44,7 +44,7 @@ async def announce(notice: Notice, service: ServiceOf, response: Response) -> Ve
 
 
 async def _read(
-    journal: Journal, run: str | None, state: VersionState | None, before: tuple[int, int, int] | None, limit: int
+    journal: Journal, run: str | None, state: VersionState | None, before: rows.ListPlace | None, limit: int
 ) -> list[VersionRecord]:
     """Versions as `rows.read_versions` has them, with all that anyone was told before this call.
 
@@ -69,20 +69,15 @@ async def list_versions(
 ) -> Response:
     """Versions, newest first: within one run by generation and step, across runs by when the service first saw them.
 
-    The order is that of (`place`, `generation`, `step`), the greatest first. `place` numbers versions in the order in
-    which the service first saw them. If a later step of its run was seen before it, a version has that step's place,
-    and so comes right behind it. A place never changes. A client that follows `next_cursor` to the end gets each
-    version that was there at the start exactly once, whatever is published meanwhile.
+    A client that follows `next_cursor` to the end gets each version that was there at the start exactly once, whatever
+    is published meanwhile.
 
     `engines=false` leaves the engines of each version out: with a thousand they are most of the answer, and the
     overview has them once.
     """
     wanted, journal = _state(state), service.store.journal
     found = await _read(journal, run, wanted, decode_cursor(cursor), limit + 1)
-    more, order = None, service.store.list_order
-    if len(found) > limit:
-        last = found[limit - 1]
-        more = encode_cursor(last, order.of(last.run, last.order))
+    more = encode_cursor(found[limit - 1]) if len(found) > limit else None
     items: list[msgspec.Raw] = []
     for record in found[:limit]:
         items.append(msgspec.Raw(msgspec.json.encode(presented(service, record, engines=engines))))
@@ -219,7 +214,6 @@ def presented(service: Service, record: VersionRecord, *, engines: bool = True) 
     return present_version(
         record,
         on,
-        place=store.list_order.of(record.run, record.order),
         update=store.updates.get(record.run),
         hosts=orders_of_hosts(on, store),
         refused=service.targets.carriage.refused.get(record.id),
@@ -245,17 +239,20 @@ def _state(state: str | None) -> VersionState | None:
         raise ProblemError(Slug.BAD_REQUEST, f"state {state!r} is none of {', '.join(VersionState)}") from None
 
 
-_Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # what the journal's database can compare with
-_Cursor = tuple[_Number, _Number, _Number]  # place, generation, step of the last version of a page
+# What the journal's database can compare with: `created_at`, generation, step and run of the last version of a page.
+_Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_Text = Annotated[str, msgspec.Meta(max_length=1000, pattern="^[ -~]*$")]
+_Cursor = tuple[_Text, _Number, _Number, _Text]
 
 
-def encode_cursor(last: VersionRecord, place: int) -> str:
-    """Return the cursor behind `last`, which has this `place` in lists."""
-    return base64.urlsafe_b64encode(msgspec.json.encode((place, last.order.generation, last.order.step))).decode()
+def encode_cursor(last: VersionRecord) -> str:
+    """Return the cursor behind `last`."""
+    at = (last.created_at, last.order.generation, last.order.step, last.run)
+    return base64.urlsafe_b64encode(msgspec.json.encode(at)).decode()
 
 
-def decode_cursor(cursor: str | None) -> tuple[int, int, int] | None:
-    """Return place, generation and step that a cursor stands for.
+def decode_cursor(cursor: str | None) -> rows.ListPlace | None:
+    """Return the place in lists that a cursor stands for.
 
     Raises:
         ProblemError: it is none that a page gave.

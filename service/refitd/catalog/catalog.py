@@ -258,9 +258,9 @@ class Catalog:
             seen = self._waiting.hints.count
             listing = await self._files.scan()
             if isinstance(listing, ListingFailed):
-                self._store.faults.set_root(listing.reason)
+                self._store.faults.set(root=listing.reason)
             else:
-                self._store.faults.set_root(None)
+                self._store.faults.set(root=None)
                 await self._arrivals.take_in(listing.found)
                 self._waiting.wake_handed()
                 now = self._store.clock.monotonic()

@@ -1,6 +1,7 @@
 """Turns the service's records into the types of the API. Pure."""
 
 from collections.abc import Collection, Mapping
+from dataclasses import fields
 
 from refitd.policy.hosts import what_it_does, why_unknown
 from refitd.policy.traffic import steps_from
@@ -19,19 +20,15 @@ def present_version(
     record: VersionRecord,
     engines: Collection[EngineRecord],
     *,
-    place: int = 0,
     update: UpdateRecord | None = None,
     hosts: Mapping[str, str] | None = None,
     refused: str | None = None,
     waits_for: str | None = None,
 ) -> Version:
-    """Return a version as the API shows it.
+    """Return a version as the API shows it, with the engines that follow its run.
 
-    Args:
-        engines: those that follow its run.
-        hosts: by their ids, what engines do that are hosts and carry out an order.
-        refused: why a delta cannot be carried out.
-        waits_for: what a delta waits for.
+    `hosts` has by their ids what engines do that are hosts and carry out an order. `refused` is why a delta cannot be
+    carried out, `waits_for` what it waits for.
     """
     return Version(
         id=record.id,
@@ -55,7 +52,6 @@ def present_version(
         engines=[_on_version(engine, record, update, (hosts or {}).get(engine.id)) for engine in engines],
         timings=record.career.timings,
         metadata=record.announced.metadata,
-        place=place,
         allow_missing=list(record.announced.may_lack),
         allow_extra=record.announced.allow_extra,
         left_out=list(record.files.left_out),
@@ -203,7 +199,6 @@ def steps_behind(engine: EngineRecord, targets: Targets) -> int | None:
 
 
 def present_engine(record: EngineRecord, store: Store, targets: Targets) -> Engine:
-    """Return an engine as the API shows it."""
     serving, parsed = store.versions.get(record.serving or ""), parse_version_id(record.serving or "")
     seen = record.seen
     return Engine(
@@ -238,13 +233,4 @@ def present_engine(record: EngineRecord, store: Store, targets: Targets) -> Engi
 
 
 def present_attempt(record: AttemptRecord) -> Attempt:
-    """Return a load of an engine as the API shows it."""
-    return Attempt(
-        engine=record.engine,
-        version=record.version,
-        started_at=record.started_at,
-        outcome=record.outcome,
-        reason=record.reason,
-        kind=record.kind,
-        timings=record.timings,
-    )
+    return Attempt(**{each.name: getattr(record, each.name) for each in fields(Attempt)})

@@ -18,7 +18,7 @@ from refitd.state.faults import UpstreamWord
 from refitd.state.records import EngineRecord, UpdateRecord
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
-from refitd.text import FEW, listed
+from refitd.text import FEW, capitalized, listed
 from refitd.update.targets import Targets
 from refitd_client.contract.states import EngineState, Standing, VersionState
 from refitd_client.contract.wire import RunGlance
@@ -28,22 +28,11 @@ from refitd_client.contract.wire import RunGlance
 class RunFacts:
     """What a run's standing follows from.
 
-    Attributes:
-        run: the run.
-        target: the version that engines should serve.
-        versions: the run's.
-        engines: those that follow it.
-        update: its newest.
-        strategy: how versions go to engines.
-        others: engines that follow other runs or none.
-        closed: the runs that are closed.
-        closed_at: when this run was closed.
-        hosts: by their ids, what engines that are hosts do now.
-        upstream: what is known of the upstream of the run, where it is followed from one.
-        elsewhere: what sentences call the upstream, where this service follows one and not this run.
-        loadable: what engines that do not serve the target are brought to.
-        began: whether the run has ever had a version.
-        unknown: by their ids, what hosts have that this service does not, and what helps, without a subject.
+    `target` is the version that engines should serve, `loadable` what those are brought to that do not serve it.
+    `others` are engines that follow other runs or none, `closed` the runs that are closed. `hosts` has by their ids
+    what engines that are hosts do now, `unknown` what they have that this service does not, and what helps, without a
+    subject. `upstream` is what is known of the upstream of the run, where it is followed from one; `elsewhere` what
+    sentences call the upstream, where this service follows one and not this run. `began`: the run once had a version.
     """
 
     run: str
@@ -172,7 +161,7 @@ def _unfollowed(seen: RunFacts) -> list[str]:
 def _trouble(seen: RunFacts, newest: VersionRecord | None) -> list[str]:
     """Say what an operator should look at."""
     found = [_group(seen, state) for state in EngineState.by_need() if state.is_in_trouble]
-    found += [shared[0].upper() + shared[1:] for e in seen.engines if (shared := shared_name(e)) is not None]
+    found += [capitalized(shared) for e in seen.engines if (shared := shared_name(e)) is not None]
     found += [_unknown(seen), _contradictory(seen), _fought_over(seen)]
     found += [silence(seen.upstream), disobeyed(seen.upstream)]
     judged = newest_of(version for version in seen.versions if not _may_become_good(version, seen.target))
@@ -183,8 +172,7 @@ def _trouble(seen: RunFacts, newest: VersionRecord | None) -> list[str]:
         found.append(f"{step} is LOST: {why or 'for no known reason'}; {what_is_left(seen.loadable)}")
     late = passed_over(seen.versions, seen.target)
     if late is not None and seen.target is not None:
-        asked = question_about(late, seen.target)
-        found.append(asked[0].upper() + asked[1:])
+        found.append(capitalized(question_about(late, seen.target)))
     if newest is None and seen.target is None and seen.began:
         found.append("No version of this run is left, so its engines have nothing left to load: publish the next step")
     return [sentence for sentence in found if sentence is not None]
@@ -340,7 +328,7 @@ def glance_at(store: Store, targets: Targets, run: str) -> RunGlance:
             upstream=upstream,
             elsewhere=None if any_ is None or upstream is not None else any_.name,
             loadable=targets.of_run(run).loadable,
-            began=store.list_order.has(run),
+            began=run in store.index.newest_ever,
             hosts={engine.id: does for engine in engines if (does := host_does(engine, store)) is not None},
             unknown={each.id: has for each in engines if (has := unknown_on_host(each, store, targets)) is not None},
         )

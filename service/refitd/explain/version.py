@@ -3,7 +3,7 @@
 Engines have a sentence each, or one for many that are alike.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from refitd.engine.port import Outcome
 from refitd.explain.present import (
@@ -23,7 +23,7 @@ from refitd.policy.upstream import is_here, last_report, without_store
 from refitd.state.records import NOT_SENT, AttemptRecord, EngineRecord, Source, UpdateRecord
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
-from refitd.text import FEW, listed
+from refitd.text import FEW, capitalized, listed
 from refitd.update.targets import Targets
 from refitd_client.contract.follow import HostEngine, HostEngines
 from refitd_client.contract.states import EngineState, Kind, VersionState
@@ -55,67 +55,66 @@ def explain_version(
     waits_for: str | None = None,
     *,
     never_sent: bool = False,
-) -> list[str]:
+) -> Iterator[str]:
     """Explain what state a version is in and why, which engines serve it, whether it is kept.
 
-    Args:
-        plan: what would be collected now.
-        waits_for: why no copy of a delta is being written now.
-        never_sent: it is known that no engine was ever brought to it.
+    `plan` is what would be collected now, `waits_for` why no copy of a delta is being written now. `never_sent`: it is
+    known that no engine was ever brought to it.
     """
     has_no_files = record.durability is not None and record.state is VersionState.ANNOUNCED
     means = "it has no files" if has_no_files else _VERSIONS[record.state]
-    sentences = [f"{record.id} is {record.state}: {record.doubt or record.reason or means}."]
-    if record.chosen is not None:
-        sentences.append(f"Its trainer publishes it {record.chosen}.")
-    if record.in_memory:
-        sentences.append(f"It was handed over from its trainer's memory. {without_files(record, targets)}")
-    if record.verdict.proved_by:
-        engines = listed(record.verdict.proved_by)
-        sentences.append(f"Its tensors were proved by the GPUs of {engines}, and not read by the service itself.")
-    sentences += [f"It {record.partly}."] if record.partly else []
-    sentences += [f"About its files: {note}." for note in record.verdict.notes]
-    if record.files.described:
-        sentences.append(_DESCRIBED)
-    sentences += _barred(record, store)
+    yield f"{record.id} is {record.state}: {record.doubt or record.reason or means}."
+    yield from _about_files(record, targets)
+    yield from _about_bars(record, store)
     if record.kind is Kind.DELTA:
-        sentences += _as_delta(record, targets, waits_for)
+        yield from _as_delta(record, targets, waits_for)
     if record.state.may_be_target or record.in_memory:
-        sentences += on_engines(record, store, targets)
+        yield from on_engines(record, store, targets)
         if (newer := overtaken_by(record, store, targets)) is not None:
             step = f"step {newer.order.step:,}" if newer.order.generation == record.order.generation else newer.id
             partly = "Not all engines of its run were proved to serve it"
-            lacks = "No engine was ever brought to it" if never_sent else partly
-            sentences.append(f"{lacks}: {step} overtook it.")
-    sentences += [f"Its update took: {phases(record.career.timings)}."] if record.career.timings else []
+            yield f"{'No engine was ever brought to it' if never_sent else partly}: {step} overtook it."
+    if record.career.timings:
+        yield f"Its update took: {phases(record.career.timings)}."
     for line in plan.items:
         if line.version == record.id:
-            sentences += [f"It is {'kept' if line.keep else 'due to be deleted'}: {reason}." for reason in line.reasons]
-            sentences += _on_disk(line, plan)
-    return sentences
+            yield from (f"It is {'kept' if line.keep else 'due to be deleted'}: {reason}." for reason in line.reasons)
+            yield from _on_disk(line, plan)
 
 
-def _barred(record: VersionRecord, store: Store) -> list[str]:
+def _about_files(record: VersionRecord, targets: Targets) -> Iterator[str]:
+    if record.chosen is not None:
+        yield f"Its trainer publishes it {record.chosen}."
+    if record.in_memory:
+        yield f"It was handed over from its trainer's memory. {without_files(record, targets)}"
+    if record.verdict.proved_by:
+        engines = listed(record.verdict.proved_by)
+        yield f"Its tensors were proved by the GPUs of {engines}, and not read by the service itself."
+    if record.partly:
+        yield f"It {record.partly}."
+    yield from (f"About its files: {note}." for note in record.verdict.notes)
+    if record.files.described:
+        yield _DESCRIBED
+
+
+def _about_bars(record: VersionRecord, store: Store) -> Iterator[str]:
     """Say that no engine goes to it any more, and by whose doing."""
     if record.career.given_up is not None:
         is_wanted = store.runs.upstream is not None and store.runs.desired.get(record.run) == record.id
-        again = "; its upstream wants it: a resync of an engine tries it once more" if is_wanted else ""
-        return [f"It was given up here: engines do not go to it again{again}."]
-    is_left = record.barred and not record.was_never_served
-    return ["It was rolled back from: engines do not go to it again."] if is_left else []
+        once_more = "; its upstream wants it: a resync of an engine tries it once more" if is_wanted else ""
+        yield f"It was given up here: engines do not go to it again{once_more}."
+    elif record.barred and not record.was_never_served:
+        yield "It was rolled back from: engines do not go to it again."
 
 
-def _on_disk(line: Reclaimable, plan: ReclaimPlan) -> list[str]:
+def _on_disk(line: Reclaimable, plan: ReclaimPlan) -> Iterator[str]:
     """Say what its folder takes, and whether that counts."""
-    if not line.bytes:
-        return []
-    sentences = [f"Its folder takes {line.bytes:,} bytes."]
-    if line.foreign_bytes:
-        sentences.append(f"Of them {line.foreign_bytes:,} are not refitd's to delete, and count in no disk budget.")
-    if plan.disk_budget is not None:
-        budget = f"the disk budget of {plan.disk_budget:,} bytes"
-        sentences.append(f"All that is kept takes {plan.kept_bytes:,} of {budget}.")
-    return sentences
+    if line.bytes:
+        yield f"Its folder takes {line.bytes:,} bytes."
+        if line.foreign_bytes:
+            yield f"Of them {line.foreign_bytes:,} are not refitd's to delete, and count in no disk budget."
+        if plan.disk_budget is not None:
+            yield f"All that is kept takes {plan.kept_bytes:,} of the disk budget of {plan.disk_budget:,} bytes."
 
 
 def without_files(record: VersionRecord, targets: Targets) -> str:
@@ -129,47 +128,44 @@ def without_files(record: VersionRecord, targets: Targets) -> str:
     return f"{lack} a restart of an engine or a rollback leads to {leads}."
 
 
-def _as_delta(record: VersionRecord, targets: Targets, waits_for: str | None) -> list[str]:
-    sentences = [f"It is a delta on {record.base}."]
+def _as_delta(record: VersionRecord, targets: Targets, waits_for: str | None) -> Iterator[str]:
+    yield f"It is a delta on {record.base}."
     path, refused = targets.carriage.path_of(record), targets.carriage.refused.get(record.id)
     if path is not None:
-        sentences.append(f"Engines load it from {path}.")
+        yield f"Engines load it from {path}."
     elif refused is not None:
-        sentences.append(f"It cannot be carried out: {refused}. Publish a full version.")
+        yield f"It cannot be carried out: {refused}. Publish a full version."
     elif waits_for is not None:
-        sentences.append(f"It waits for a copy that engines can load: {waits_for}.")
-    return sentences
+        yield f"It waits for a copy that engines can load: {waits_for}."
 
 
-def on_engines(record: VersionRecord, store: Store, targets: Targets) -> list[str]:
+def on_engines(record: VersionRecord, store: Store, targets: Targets) -> Iterator[str]:
     """Say how a version's update stands, which engines serve it and which do not yet."""
-    target = targets.of_run(record.run).target
-    engines = [engine for engine in store.engines.values() if engine.run == record.run]
-    sentences: list[str] = []
-    if target is not None and target.id != record.id:
-        sentences.append(f"The target of run {record.run} is {target.id}.")
+    goals, engines = targets.of_run(record.run), store.engines_of(record.run)
+    target, is_target = goals.target, goals.target is not None and goals.target.id == record.id
+    if target is not None and not is_target:
+        yield f"The target of run {record.run} is {target.id}."
         if passed_over(store.versions_of(record.run), target) == record:
-            asked = question_about(record, target)
-            sentences.append(f"{asked[0].upper()}{asked[1:]}.")
+            yield f"{capitalized(question_about(record, target))}."
     if not engines:
         is_closed = record.run in store.runs.closed
         rest = ", which is closed." if is_closed else f": 'refitd explain {record.run}' says what to do."
-        sentences.append(f"No engine follows run {record.run}{rest}")
+        yield f"No engine follows run {record.run}{rest}"
     update = store.updates.get(record.run)
     if update is not None and update.version == record.id:
-        sentences += _its_update(record, update, target)
-    is_next = target is not None and (record.id == target.id or is_here(record, target))
+        why = "" if update.reason is None else f": {update.reason}"
+        if record.barred and target is None:
+            yield f"Its update has ended, and there is no good version to go back to{why}."
+        elif why:
+            yield f"Its update is {update.state}{why}."
+    is_next = is_target or (target is not None and is_here(record, target))
     if update is not None and update.paused_since is not None and is_next:
-        sentences.append(paused_since(update))
-    there = [engine for engine in engines if engine.serving == record.id]
-    sentences += _serving(there)
-    if record.state is VersionState.LOST:
-        if target is not None and target.id == record.id:
-            left = what_is_left(targets.of_run(record.run).loadable)
-            sentences.append(f"{left[0].upper()}{left[1:]}: publish the next step.")
-    elif target is not None and target.id == record.id:
-        sentences += _late([engine for engine in engines if engine.serving != record.id], store)
-    return sentences
+        yield paused_since(update)
+    yield from _serving([engine for engine in engines if engine.serving == record.id])
+    if is_target and record.state is VersionState.LOST:
+        yield f"{capitalized(what_is_left(goals.loadable))}: publish the next step."
+    elif is_target:
+        yield from _late([engine for engine in engines if engine.serving != record.id], store)
 
 
 def what_is_left(loadable: VersionRecord | None) -> str:
@@ -187,46 +183,34 @@ def overtaken_by(record: VersionRecord, store: Store, targets: Targets) -> Versi
     return None if is_held or record.state is not VersionState.SEALED else target
 
 
-def _its_update(record: VersionRecord, update: UpdateRecord, target: VersionRecord | None) -> list[str]:
-    """Say how a version's own update stands, where there is more to it than the engines."""
-    why = "" if update.reason is None else f": {update.reason}"
-    if record.barred and target is None:
-        return [f"Its update has ended, and there is no good version to go back to{why}."]
-    return [f"Its update is {update.state}{why}."] if why else []
-
-
-def _serving(engines: Iterable[EngineRecord]) -> list[str]:
+def _serving(engines: Iterable[EngineRecord]) -> Iterator[str]:
     """Say which engines serve a version: in one sentence where they are many."""
     seen, away = list[EngineRecord](), list[EngineRecord]()
     for engine in engines:
         (away if engine.state is EngineState.UNREACHABLE else seen).append(engine)
-    found: list[str] = []
     for group, claim in ((seen, "serve it"), (away, "served it when they were last reached")):
         if len(group) > FEW:
-            found.append(f"{len(group):,} engines {claim}: {listed([engine.id for engine in group])}.")
+            yield f"{len(group):,} engines {claim}: {listed([engine.id for engine in group])}."
         else:
-            found += [f"Engine {engine.id} {engine.serves('it')}." for engine in group]
-    return found
+            yield from (f"Engine {engine.id} {engine.serves('it')}." for engine in group)
 
 
-def _late(engines: Iterable[EngineRecord], store: Store) -> list[str]:
+def _late(engines: Iterable[EngineRecord], store: Store) -> Iterator[str]:
     """Say which engines do not serve a run's target yet, and what they do: in one sentence for many in one state."""
     states: dict[EngineState, list[EngineRecord]] = {}
     for engine in engines:
         states.setdefault(engine.state, []).append(engine)
-    found: list[str] = []
     for state, group in states.items():
         does = orders_of_hosts(group, store)
         if len(group) <= FEW:
-            found += [f"Engine {engine.id} does not serve it yet: {_where(engine, does)}." for engine in group]
+            yield from (f"Engine {engine.id} does not serve it yet: {_where(engine, does)}." for engine in group)
             continue
         whys = ((engine.id, does.get(engine.id) or engine.reason) for engine in group)
         why = next((f" ({name}: {why})" for name, why in whys if why), "")
         held = {engine.serving for engine in group if state is not EngineState.UNREACHABLE}
         serve = f" and serve {held.pop()}" if len(held) == 1 and None not in held else ""
         ids = listed([engine.id for engine in group])
-        found.append(f"{len(group):,} engines do not serve it yet; they are {state}{serve}{why}: {ids}.")
-    return found
+        yield f"{len(group):,} engines do not serve it yet; they are {state}{serve}{why}: {ids}."
 
 
 def _where(engine: EngineRecord, does: Mapping[str, str]) -> str:
@@ -268,12 +252,8 @@ _ENGINE_MEANINGS: Mapping[EngineState, str] = {
     EngineState.NACKED: "it refused the version, and is proved to serve what it served before",
     EngineState.TAINTED: "its contents are unknown",
     EngineState.UNREACHABLE: "it does not answer, is asked again and again, and is brought up to date when it does",
-    EngineState.QUARANTINED: (
-        "it could not be repaired, and is left alone until it is restarted or a resync is asked for"
-    ),
-    EngineState.CONTESTED: (
-        "another writer loads weights into it, so nothing is loaded for a while, and in the end not at all"
-    ),
+    EngineState.QUARANTINED: "it could not be repaired, and is left alone until it is restarted or resynced",
+    EngineState.CONTESTED: "another writer loads weights into it: nothing is loaded for a while, in the end not at all",
 }
 
 _SOURCES = {
@@ -286,46 +266,63 @@ _SOURCES = {
 
 
 def explain_engine(engine: EngineRecord, store: Store, targets: Targets) -> list[str]:
-    """Explain what an engine serves, what it should serve, and what it waits for."""
-    order = store.loading.get(engine.id)
+    sentences, why = list(_about_engine(engine, store, targets)), engine.reason
+    update = store.updates.get(engine.run or "")
+    if why is None or any(why in each for each in sentences) or (update is not None and why == update.why_paused):
+        return sentences
+    return [sentences[0], f"The reason: {why}.", *sentences[1:]]
+
+
+def _about_engine(engine: EngineRecord, store: Store, targets: Targets) -> Iterator[str]:
+    order, host = store.loading.get(engine.id), engine.seen.host
     left = left_on_barred(engine, store, targets)
-    means = _what_it_means(engine, order) if left is None else f"it {left}"
-    sentences = [f"{engine.id} is {engine.state}: {means}."]
+    yield f"{engine.id} is {engine.state}: {_what_it_means(engine, order) if left is None else f'it {left}'}."
     if engine.debts.reload and engine.state.is_away:
-        sentences.append("A resync was asked for: it will be loaded again when it is reachable.")
+        yield "A resync was asked for: it will be loaded again when it is reachable."
     if engine.run is None:
-        runs = set(store.index.runs) - store.runs.closed.keys()
-        return _with_reason([*sentences, f"It follows no run: {why_unbound(runs)}."], engine, None)
+        yield f"It follows no run: {why_unbound(set(store.index.runs) - store.runs.closed.keys())}."
+        return
     target = targets.of_run(engine.run).target
-    sentences.append(_against(engine, engine.run, target))
-    sentences += _about_its_run(engine, store)
-    sentences += [] if (waits := of_upstream(engine, store)) is None else [f"{waits}."]
-    if (word := upstream_of(store, engine.run)) is not None:
-        sentences += [*without_store(word.store_fault), *last_report(word, store.clock.monotonic())]
+    yield _against(engine, engine.run, target)
+    yield from _about_its_run(engine, engine.run, store)
     held = store.versions.get(engine.serving or "")
     if held is not None and held.in_memory:
-        sentences.append(f"It has that from its trainer's memory. {without_files(held, targets)}")
+        yield f"It has that from its trainer's memory. {without_files(held, targets)}"
     if target is not None and engine.serving != target.id:
-        sentences += _turn(engine, target, store, targets.strategy)
-    if not engine.known:
-        sentences.append("It is paused, and stays so until a full load was proved by its contents.")
-    if engine.debts.resume_owed and engine.known:
-        sentences.append("It may still be paused: it is told to resume until it answers.")
-    sentences += _fought_over(engine)
-    if engine.trouble.failures:
-        failed = (
-            "1 attempt has" if engine.trouble.failures == 1 else f"{engine.trouble.failures} attempts in a row have"
-        )
-        sentences.append(f"{failed} failed; the next one waits a while.")
-    sentences += _its_server(engine, target)
-    sentences += (
-        [] if engine.seen.host is None else _its_host(engine, engine.seen.host, order, host_does(engine, store))
-    )
-    sentences += [] if (shared := shared_name(engine)) is None else [f"{shared[0].upper()}{shared[1:]}."]
-    sentences += [] if (has := unknown_on_host(engine, store, targets)) is None else [f"The host {has}."]
+        yield from _turn(engine, target, store, targets.strategy)
+    yield from _trouble(engine)
+    yield from _its_server(engine, target)
+    if host is not None:
+        yield from _its_host(engine, host, order, store)
+    if (has := unknown_on_host(engine, store, targets)) is not None:
+        yield f"The host {has}."
     if engine.trouble.last_attempt is not None:
-        sentences.append(_last_load(engine.trouble.last_attempt))
-    return _with_reason(sentences, engine, store.updates.get(engine.run))
+        yield _last_load(engine.trouble.last_attempt)
+
+
+def _about_its_run(engine: EngineRecord, run: str, store: Store) -> Iterator[str]:
+    if engine.naming.moved:
+        named = "names no run" if engine.naming.said is None else f"names run {engine.naming.said}"
+        yield f"It was moved to run {run}; {_SOURCES[engine.naming.source]} {named}."
+    if run in store.runs.closed:
+        yield f"Run {run} is closed: 'refitd engines move {engine.id} --run RUN' gives it another."
+    if (waits := of_upstream(engine, store)) is not None:
+        yield f"{waits}."
+    if (word := upstream_of(store, run)) is not None:
+        yield from (*without_store(word.store_fault), *last_report(word, store.clock.monotonic()))
+
+
+def _trouble(engine: EngineRecord) -> Iterator[str]:
+    trouble = engine.trouble
+    if not engine.known:
+        yield "It is paused, and stays so until a full load was proved by its contents."
+    if engine.debts.resume_owed and engine.known:
+        yield "It may still be paused: it is told to resume until it answers."
+    if trouble.taken is None and trouble.contests and not engine.pulls:  # a host says itself why it does not obey
+        yield _fought_over(engine)
+    if trouble.failures:
+        failed = "1 attempt has" if trouble.failures == 1 else f"{trouble.failures} attempts in a row have"
+        yield f"{failed} failed; the next one waits a while."
 
 
 def _what_it_means(engine: EngineRecord, order: AttemptRecord | None) -> str:
@@ -338,51 +335,48 @@ def _what_it_means(engine: EngineRecord, order: AttemptRecord | None) -> str:
     return _ENGINE_MEANINGS[engine.state]
 
 
-def _its_server(engine: EngineRecord, target: VersionRecord | None) -> list[str]:
+def _its_server(engine: EngineRecord, target: VersionRecord | None) -> Iterator[str]:
     """Say what its server is, what proves its contents, and what carries out its loads."""
-    sentences = [f"It {engine.what_it_is}."] if engine.what_it_is else []
+    seen = engine.seen
+    if engine.what_it_is:
+        yield f"It {engine.what_it_is}."
     if engine.how_proved is not None:
-        sentences.append(engine.how_proved)
-    if engine.seen.plugin is not None or engine.seen.stock_reason is not None:
-        sentences.append(f"It {engine.how_it_loads}.")
-    if engine.seen.plugin is not None and target is not None and target.lacks_manifest:
+        yield engine.how_proved
+    if seen.plugin is not None or seen.stock_reason is not None:
+        yield f"It {engine.how_it_loads}."
+    if seen.plugin is not None and target is not None and target.lacks_manifest:
         why = "that has no manifest, and the service keeps none"
-        sentences.append(f"It loads {target.id} as {engine.seen.server} does by itself: {why}.")
+        yield f"It loads {target.id} as {seen.server} does by itself: {why}."
     if engine.naming.pair:
-        sentences.append(f"Its servers are updated together: {', '.join(engine.urls)}.")
-    if engine.seen.draft is not None:
-        sentences.append(f"Its draft model is {engine.seen.draft}.")
-    return sentences
+        yield f"Its servers are updated together: {', '.join(engine.urls)}."
+    if seen.draft is not None:
+        yield f"Its draft model is {seen.draft}."
 
 
-def _its_host(engine: EngineRecord, host: HostEngines, order: AttemptRecord | None, does: str | None) -> list[str]:
+def _its_host(engine: EngineRecord, host: HostEngines, order: AttemptRecord | None, store: Store) -> Iterator[str]:
     """Say who does what for a host's engines, and which of them are not where they should be, as the host said last.
-
-    Args:
-        engine: the host.
-        host: what it has said of its engines.
-        order: the order that it is carrying out; None where it is carrying out none.
-        does: what the host does for its engines now, without a subject; None where that is nothing.
+    `order` is the order that it is carrying out.
     """
     source = f" from {host.upstream}" if host.upstream else ""
     own = "engine" if host.count == 1 else f"{host.count} engines"
     counted = ", ".join(f"{count} {state}" for state, count in sorted(host.states.items()))
-    sentences = [
-        f"The host {host.follower} pulls each version{source} and updates its own {own}.",
-        "This service only says which version, and waits until the host has proved that it serves it.",
-        *([] if does is None else [f"Now the host {does}."]),
-        *without_store(host.store_fault),
-        f"When the host last reported, its engines were: {counted or 'none'}.",
-    ]
+    yield f"The host {host.follower} pulls each version{source} and updates its own {own}."
+    yield "This service only says which version, and waits until the host has proved that it serves it."
+    if (does := host_does(engine, store)) is not None:
+        yield f"Now the host {does}."
+    yield from without_store(host.store_fault)
+    yield f"When the host last reported, its engines were: {counted or 'none'}."
     goal = engine.serving if order is None else order.version
-    away = [each for each in host.engines if each.state is not EngineState.IN_SYNC or goal not in (None, each.version)]
-    sentences += [_not_there(each, goal) for each in away]
-    not_named = host.count - host.states.get(EngineState.IN_SYNC, 0)
-    not_named -= sum(each.state is not EngineState.IN_SYNC for each in host.engines)
+    late = [each for each in host.engines if each.state is not EngineState.IN_SYNC]
+    for each in host.engines:
+        if each in late or goal not in (None, each.version):
+            yield _not_there(each, goal)
+    not_named = host.count - host.states.get(EngineState.IN_SYNC, 0) - len(late)
     if not_named > 0:
         others = "1 more of its engines was" if not_named == 1 else f"{not_named} more of its engines were"
-        sentences.append(f"{others} not IN_SYNC: 'refitd status' on that host names all of them.")
-    return sentences
+        yield f"{others} not IN_SYNC: 'refitd status' on that host names all of them."
+    if (shared := shared_name(engine)) is not None:
+        yield f"{capitalized(shared)}."
 
 
 def _not_there(each: HostEngine, goal: str | None) -> str:
@@ -396,39 +390,15 @@ def _not_there(each: HostEngine, goal: str | None) -> str:
     return f"Its engine {each.id} was not on {goal} yet: it was {each.state}{why}, and {serves}."
 
 
-def _fought_over(engine: EngineRecord) -> list[str]:
+def _fought_over(engine: EngineRecord) -> str:
     """Say what is known of another writer, and what ends that."""
-    if (
-        engine.trouble.taken is not None or not engine.trouble.contests or engine.pulls
-    ):  # a host says itself why it does not obey
-        return []
     times = "once" if engine.trouble.contests == 1 else f"{engine.trouble.contests} times"
     counted = f"Another writer has changed its weights or its label {times} lately."
     if gives_up(engine):
         resync = f"then 'refitd engines resync {engine.id}'"
-        return [f"{counted} Nothing more is loaded into it: {STOP_THE_OTHER}, {resync}."]
-    again = (
-        "was loaded again since" if engine.trouble.contest is None else "is loaded again, after a longer wait each time"
-    )
-    return [f"{counted} It {again}: {STOP_THE_OTHER}; {SAID_FOR}."]
-
-
-def _about_its_run(engine: EngineRecord, store: Store) -> list[str]:
-    sentences: list[str] = []
-    if engine.naming.moved:
-        named = "names no run" if engine.naming.said is None else f"names run {engine.naming.said}"
-        sentences.append(f"It was moved to run {engine.run}; {_SOURCES[engine.naming.source]} {named}.")
-    if engine.run in store.runs.closed:
-        sentences.append(f"Run {engine.run} is closed: 'refitd engines move {engine.id} --run RUN' gives it another.")
-    return sentences
-
-
-def _with_reason(sentences: list[str], engine: EngineRecord, update: UpdateRecord | None) -> list[str]:
-    """Add why its state is what it is, unless another sentence says so."""
-    why = engine.reason
-    if why is None or any(why in each for each in sentences) or (update is not None and why == update.why_paused):
-        return sentences
-    return [sentences[0], f"The reason: {why}.", *sentences[1:]]
+        return f"{counted} Nothing more is loaded into it: {STOP_THE_OTHER}, {resync}."
+    is_over, waits = engine.trouble.contest is None, "is loaded again, after a longer wait each time"
+    return f"{counted} It {'was loaded again since' if is_over else waits}: {STOP_THE_OTHER}; {SAID_FOR}."
 
 
 def _against(engine: EngineRecord, run: str, target: VersionRecord | None) -> str:
@@ -436,10 +406,9 @@ def _against(engine: EngineRecord, run: str, target: VersionRecord | None) -> st
     serves = engine.serves(contents_of(engine))
     if target is None:
         return f"It {serves}; run {run} has no target yet."
-    is_there = engine.serving == target.id
-    return f"It {serves}; " + (
-        f"that is the target of run {run}." if is_there else f"the target of run {run} is {target.id}."
-    )
+    if engine.serving == target.id:
+        return f"It {serves}; that is the target of run {run}."
+    return f"It {serves}; the target of run {run} is {target.id}."
 
 
 def _last_load(attempt: AttemptRecord) -> str:
@@ -449,17 +418,14 @@ def _last_load(attempt: AttemptRecord) -> str:
     return f"Its last load, of {attempt.version}, began at {attempt.started_at} and {ended}{why}.{took}"
 
 
-def _turn(engine: EngineRecord, target: VersionRecord, store: Store, strategy: Strategy) -> list[str]:
+def _turn(engine: EngineRecord, target: VersionRecord, store: Store, strategy: Strategy) -> Iterator[str]:
     update, engines = store.updates.get(target.run), store.engines_of(target.run)
     if update is not None and update.paused_since is not None:
-        return [paused_since(update)]
-    if has_given_up(engine, target):
-        return [
-            f"It has given {target.id} up after {engine.trouble.strikes[target.id]} loads: a resync tries it once more."
-        ]
-    if engine.id in released(strategy, target, update, engines):
-        return []
-    sentences = [f"It is not its turn yet: {why_waiting(strategy, target, engines)}."]
-    if update is not None and update.version == target.id and update.reason is not None:
-        sentences.append(f"The update is {update.state}: {update.reason}.")
-    return sentences
+        yield paused_since(update)
+    elif has_given_up(engine, target):
+        loads = engine.trouble.strikes[target.id]
+        yield f"It has given {target.id} up after {loads} loads: a resync tries it once more."
+    elif engine.id not in released(strategy, target, update, engines):
+        yield f"It is not its turn yet: {why_waiting(strategy, target, engines)}."
+        if update is not None and update.version == target.id and update.reason is not None:
+            yield f"The update is {update.state}: {update.reason}."

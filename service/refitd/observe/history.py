@@ -19,7 +19,6 @@ STANDSTILL = tuple(stage.value for stage in (Stage.PAUSE, Stage.LOAD, Stage.VERI
 
 
 def spread(values: Iterable[float]) -> Spread | None:
-    """The percentiles of some durations; None where there are none."""
     found = sorted(values)
     if not found:
         return None
@@ -89,13 +88,8 @@ def _instant(text: str) -> float:
 
 
 def engine_past(engine: str, loads: Sequence[AttemptRecord], events: Iterable[Event], *, more: bool) -> EnginePast:
-    """Return an engine's past.
-
-    Args:
-        engine: its id.
-        loads: its loads, the oldest first.
-        events: the entries of the log about it, the oldest first.
-        more: whether it has older loads.
+    """The past of an engine by its id: its loads and the entries of the log about it, the oldest first. `more`: it has
+    older loads.
     """
     return EnginePast(engine=engine, loads=[_past_load(load) for load in loads], outages=outages(events), more=more)
 

@@ -4,8 +4,9 @@ import asyncio
 import gc
 import os
 import time
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
@@ -33,10 +34,9 @@ if TYPE_CHECKING:
     from refitd.observe.traces import Traces
 
 
-# Metrics that count and time events as they happen. Those read off the store are in `refitd.api.metrics`.
-#
-# No label grows without bound: a version's step is a value, never a label. Every label value that can be foreseen is
-# there from the start, at zero, so that `rate()` and `increase()` see the first error as well.
+# Metrics that count and time events as they happen. Those read off the store are in `refitd.api.health`. No label grows
+# without bound: a version's step is a value, never a label. Every label value that can be foreseen is there from the
+# start, at zero, so that `rate()` and `increase()` see the first error as well.
 
 
 STOP_BUCKETS = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)  # seconds
@@ -47,39 +47,26 @@ class Stops:
     """What stops everything else: how late the event loop is, and how long garbage collections take."""
 
     def __init__(self, registry: CollectorRegistry, look_every: float = LAG_LOOK_SECONDS) -> None:
-        """Register both. Nothing is measured yet."""
         self._look_every = look_every
-        self._lag = Histogram(
-            "refitd_event_loop_lag_seconds",
-            "How much later than it asked for a task of the event loop went on",
-            buckets=STOP_BUCKETS,
-            registry=registry,
+        timed = partial(Histogram, buckets=STOP_BUCKETS, registry=registry)
+        self._lag = timed(
+            "refitd_event_loop_lag_seconds", "How much later than it asked for a task of the event loop went on"
         )
-        self._collections = Histogram(
-            "refitd_gc_seconds",
-            "Time for which everything stood still while garbage was collected",
-            ["generation"],
-            buckets=STOP_BUCKETS,
-            registry=registry,
+        self._collections = timed(
+            "refitd_gc_seconds", "Time for which everything stood still while garbage was collected", ["generation"]
         )
         for generation in range(3):
             self._collections.labels(str(generation))
         self._began = 0.0
 
     async def run(self) -> None:
-        """Look at the loop's lateness until cancelled."""
-        with self._watching_garbage():
+        gc.callbacks.append(self._on_garbage)
+        try:
             loop = asyncio.get_running_loop()
             while True:
                 due = loop.time() + self._look_every
                 await asyncio.sleep(self._look_every)
                 self._lag.observe(max(0.0, loop.time() - due))
-
-    @contextmanager
-    def _watching_garbage(self) -> Generator[None]:
-        gc.callbacks.append(self._on_garbage)
-        try:
-            yield
         finally:
             gc.callbacks.remove(self._on_garbage)
 
@@ -95,63 +82,34 @@ STAGES = ("publish", "seen", "validate", COPY_STAGE, *(stage.value for stage in 
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)  # seconds
 UNFINISHED = "unfinished"  # given up before there was anything to validate
 LOST = "lost"
-TRANSPORTS = ("disk", "delta", "handover", "nccl", "gloo")
 
 _BEFORE_LOADS = frozenset({"publish", "seen", "validate", COPY_STAGE})
 _OUTCOMES = (*(outcome.name for outcome in Outcome), NOT_SENT)
 
 
 class Meters(Observer):
-    """Histograms and counters, fed by the store and, for problems, by the API."""
+    """Histograms and counters, fed by the store and, for problems, by the API. `since_seen` has the milliseconds since
+    a version's first sight, None where that was before the start.
+    """
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        """Register everything, at zero."""
-        self._stages = Histogram(
+    def __init__(self, registry: CollectorRegistry, since_seen: Callable[[str], float | None] = lambda _: None) -> None:
+        self._since_seen = since_seen
+        timed, counted = partial(Histogram, buckets=BUCKETS, registry=registry), partial(Counter, registry=registry)
+        self._stages = timed(
             "refitd_stage_seconds",
             "Time of each stage of an update; from prepare on by engine, of loads that the engine took",
             ["stage"],
-            buckets=BUCKETS,
-            registry=registry,
         )
-        self._updates = Histogram(
-            "refitd_update_seconds",
-            "Time from when a version was first seen until it was served",
-            buckets=BUCKETS,
-            registry=registry,
-        )
-        self._by_transport = Histogram(
-            "refitd_transport_seconds",
-            "Time from when a version was first seen until it was served, by how it came to the engines",
-            ["transport"],
-            buckets=BUCKETS,
-            registry=registry,
-        )
-        self._loads = Counter("refitd_loads", "Loads by how they ended", ["outcome"], registry=registry)
-        self._errors = Counter(
-            "refitd_errors", "What went wrong, by part and reason", ["part", "reason"], registry=registry
-        )
-        self._decisions = Counter(
-            "refitd_decisions", "Entries in the log of decisions", ["kind", "state"], registry=registry
-        )
-        self._published = Counter(
-            "refitd_published_bytes", "Bytes of versions that were found good", ["kind"], registry=registry
-        )
-        self._sent = Counter(
-            "refitd_transport_bytes",
-            "Bytes of versions that were found good, by how they came to the engines",
-            ["transport"],
-            registry=registry,
-        )
-        self._handed_out = Counter(
-            "refitd_handed_out_bytes", "Bytes of versions' files that were sent to followers", registry=registry
-        )
+        self._updates = timed("refitd_update_seconds", "Time from when a version was first seen until it was served")
+        self._loads = counted("refitd_loads", "Loads by how they ended", ["outcome"])
+        self._errors = counted("refitd_errors", "What went wrong, by part and reason", ["part", "reason"])
+        self._decisions = counted("refitd_decisions", "Entries in the log of decisions", ["kind", "state"])
+        self._published = counted("refitd_published_bytes", "Bytes of versions that were found good", ["kind"])
         self._foresee()
 
     def _foresee(self) -> None:
-        named = ((self._stages, STAGES), (self._by_transport, TRANSPORTS), (self._sent, TRANSPORTS))
-        for meter, values in named:
-            for value in values:
-                meter.labels(value)
+        for stage in STAGES:
+            self._stages.labels(stage)
         for outcome in _OUTCOMES:
             self._loads.labels(_word(outcome))
             if outcome != Outcome.ACK.name:
@@ -160,11 +118,7 @@ class Meters(Observer):
             self._errors.labels("version", reason)
         for problem in Problem:
             self._errors.labels("api", problem.slug)
-        for kind in (
-            Kind.FULL,
-            Kind.DELTA,
-            Kind.LORA,
-        ):  # what is handed over is found good by its files, as one of these
+        for kind in (Kind.FULL, Kind.DELTA, Kind.LORA):  # one that is handed over is found good by files of these kinds
             self._published.labels(kind.value)
 
     def version_changed(self, before: VersionRecord | None, after: VersionRecord) -> None:
@@ -172,16 +126,17 @@ class Meters(Observer):
         known = {} if before is None else before.career.timings
         for stage in _BEFORE_LOADS & (after.career.timings.keys() - known.keys()):
             self._stages.labels(stage).observe(after.career.timings[stage] / 1000)
+        is_served = before is not None and before.served_at is None and after.served_at is not None
+        if is_served and (milliseconds := self._since_seen(after.id)) is not None:
+            self._updates.observe(milliseconds / 1000)
         if after.state is state:
             return
         match after.state:
             case VersionState.SEALED if state is not VersionState.LOST:
                 self._published.labels(after.kind.value).inc(after.files.bytes or 0)
-                self._sent.labels(after.transport).inc(after.files.bytes or 0)
             case VersionState.REJECTED:
-                self._errors.labels(
-                    "version", UNFINISHED if after.verdict.code is None else after.verdict.code.value
-                ).inc()
+                code = after.verdict.code
+                self._errors.labels("version", UNFINISHED if code is None else code.value).inc()
             case VersionState.LOST:
                 self._errors.labels("version", LOST).inc()
             case _:
@@ -200,17 +155,7 @@ class Meters(Observer):
     def decided(self, event: Event) -> None:
         self._decisions.labels(event.kind, str(event.data.get("state", ""))).inc()
 
-    def served(self, version: VersionRecord, milliseconds: float) -> None:
-        """Count a version that was served for the first time, so many milliseconds after its first sight."""
-        self._updates.observe(milliseconds / 1000)
-        self._by_transport.labels(version.transport).observe(milliseconds / 1000)
-
-    def handed_out(self, count: int) -> None:
-        """Count bytes of a version's files that a follower gets."""
-        self._handed_out.inc(count)
-
     def refused(self, problem: Problem) -> None:
-        """Count a request that was answered with a problem."""
         self._errors.labels("api", problem.slug).inc()
 
 
@@ -242,7 +187,7 @@ class Unserved(Observer):
             self._since.setdefault(update.run, self._clock.monotonic())
 
     def seconds(self, run: str) -> float:
-        """Return the seconds for which a run's engines have not arrived; 0 where they have, or are paused."""
+        """For how long a run's engines have not arrived; 0 where they have, or are paused."""
         if run not in self._since or run not in self._followed_since:
             return 0.0
         return self._clock.monotonic() - max(self._since[run], self._followed_since[run])
@@ -257,10 +202,7 @@ def tracing() -> Generator["Tracer | None"]:
 
     Traces go by OTLP over HTTP, in batches, from a thread of the SDK's own. OpenTelemetry reads the endpoint, headers,
     compression and certificates from its own variables
-    (https://opentelemetry.io/docs/specs/otel/protocol/exporter/).
-
-    Raises:
-        StartRefusedError: OpenTelemetry is not installed.
+    (https://opentelemetry.io/docs/specs/otel/protocol/exporter/). Where it is not installed, the start is refused.
     """
     named = [name for name in _COLLECTORS if os.environ.get(name)]
     if not named:
@@ -290,14 +232,13 @@ class Telemetry:
     """Listens to a store from here on. `registry` is what /metrics shows; with a tracer, versions are traced."""
 
     def __init__(self, store: Store, tracer: "Tracer | None" = None) -> None:
-        """Begin at zero, but for the updates that are under way."""
         self.registry = CollectorRegistry(auto_describe=False)
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.registry)
-        self.meters = Meters(self.registry)
+        self.meters = Meters(self.registry, store.since_seen)
         self.stops = Stops(self.registry)
         self.unserved = Unserved(store.clock, store.runs.followed_since, store.updates.values())
-        store.observe(self.meters, self.unserved, _FirstServed(store, self.meters))
+        store.observe(self.meters, self.unserved)
         self._traces: Traces | None = None
         if tracer is not None:
             from refitd.observe import traces  # here, because OpenTelemetry is an extra
@@ -306,20 +247,5 @@ class Telemetry:
             store.observe(self._traces)
 
     def close(self) -> None:
-        """End the spans that are open: the service stops."""
         if self._traces is not None:
             self._traces.close()
-
-
-class _FirstServed(Observer):
-    """Times whole updates, whose beginning only the store's clock knows."""
-
-    def __init__(self, store: Store, meters: Meters) -> None:
-        self._store = store
-        self._meters = meters
-
-    def version_changed(self, before: VersionRecord | None, after: VersionRecord) -> None:
-        if before is None or before.served_at is not None or after.served_at is None:
-            return
-        if (milliseconds := self._store.since_seen(after.id)) is not None:
-            self._meters.served(after, milliseconds)

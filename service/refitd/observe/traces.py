@@ -42,7 +42,6 @@ class Traces(Observer):
     """Makes spans of what the store tells. Times are of the wall clock, as traces of several hosts want them."""
 
     def __init__(self, tracer: Tracer, store: Store) -> None:
-        """Trace what happens from here on."""
         self._tracer = tracer
         self._store = store
         self._seen: dict[str, _Seen] = {}

@@ -172,7 +172,7 @@ class Books:
     def budgeted(self, fault: str | None) -> None:
         """Set or clear the fault that what is kept does not fit the disk budget, and log the change."""
         before = self._store.faults.disk
-        self._store.faults.set_disk(fault)
+        self._store.faults.set(disk=fault)
         if fault is not None and before is None:
             self._store.say("root", "root", fault, is_fault=True)
         elif fault is None and before is not None:

@@ -22,7 +22,7 @@ from refitd.reclaim.trash import discard, room_of
 from refitd.root.handle import below, identity_of, made, opened, parts_below
 from refitd.root.scan import Discarded, Gone, Incoming, Refused
 from refitd.text import spoken
-from refitd_client.contract.naming import INCOMING_PREFIX, PULLS, SERVICE_FOLDER, STAGING_LOCK, run_slots
+from refitd_client.contract.naming import INCOMING_PREFIX, SERVICE_FOLDER, STAGING_LOCK, pulled_into
 from refitd_client.files.plain_file import LockState, open_plain, try_lock
 from refitd_client.publish.run_folder import LOCK_NAME
 
@@ -61,12 +61,11 @@ def discard_abandoned(root: int, path: str) -> Discarded | Gone | Refused:
     """Look once more, and move the folder into the trash while holding its lock, so that no publisher takes it up."""
     now = _now(root)
     parts = parts_below(path)
-    is_kept = _pulls(root, path.rpartition("/")[0])
     if parts is None or not parts[-1].startswith(INCOMING_PREFIX):
         return Refused(path, f"{path!r} is not the path of an incoming folder under the root")
     try:
         with below(root, parts) as folder, _locked(folder) as lock:
-            found = _judge(path, _aged(lock, is_kept=is_kept), _sum_up(folder, MAX_DEPTH), now)
+            found = _judge(path, _aged(lock, parts[-1]), _sum_up(folder, MAX_DEPTH), now)
             if not found.abandoned:
                 return Refused(path, found.reason)
             return discard(root, path, identity_of(os.fstat(folder)))
@@ -83,9 +82,8 @@ def _of_run(root: int, run: str, now: float) -> Iterator[Incoming]:
     try:
         with below(root, parts) as folder:
             names = sorted(name for name in os.listdir(folder) if name.startswith(INCOMING_PREFIX))
-            is_kept = bool(names) and _pulls(root, run)
             for name in names:
-                found = _look(folder, name, f"{run}/{name}", now, is_kept=is_kept)
+                found = _look(folder, name, f"{run}/{name}", now)
                 if found is not None:
                     yield found
     except FileNotFoundError:
@@ -94,23 +92,15 @@ def _of_run(root: int, run: str, now: float) -> Iterator[Incoming]:
         yield Incoming(path=run, abandoned=False, reason=f"the folder of the run cannot be read: {error.strerror}")
 
 
-def _pulls(root: int, run: str) -> bool:
-    """Whether this service pulls versions of a run: what it has left there it takes up again."""
-    try:
-        with below(root, (SERVICE_FOLDER, PULLS, run_slots(run))) as folder:
-            return bool(os.listdir(folder))
-    except OSError:
-        return False
+def _aged(lock: LockState, name: str) -> LockState:
+    """What a pull has left it takes up again: only its age says that it is abandoned."""
+    return LockState.FREE if lock is LockState.GONE and pulled_into(name) is not None else lock
 
 
-def _aged(lock: LockState, *, is_kept: bool) -> LockState:
-    return LockState.FREE if lock is LockState.GONE and is_kept else lock
-
-
-def _look(parent: int, name: str, path: str, now: float, *, is_kept: bool) -> Incoming | None:
+def _look(parent: int, name: str, path: str, now: float) -> Incoming | None:
     try:
         with opened(name, parent) as folder, _locked(folder) as lock:
-            return _judge(path, _aged(lock, is_kept=is_kept), _sum_up(folder, MAX_DEPTH), now)
+            return _judge(path, _aged(lock, name), _sum_up(folder, MAX_DEPTH), now)
     except FileNotFoundError:
         return None  # published or cleaned up just now
     except OSError as error:

@@ -10,11 +10,11 @@ root has no room or does not answer, the journal alone holds what was decided. T
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 import msgspec
@@ -22,10 +22,9 @@ import msgspec
 from refitd.state.journal.journal import JOURNAL_RETRY_SECONDS, JournalError
 from refitd.state.journal.schema import pack, unpack
 from refitd.state.observer import Observer
-from refitd.state.parts import in_parts
-from refitd.state.records import UNLED, HostLead, Origin, RunRecord, UpdateRecord
+from refitd.state.records import UNLED, HostLead, RunRecord, UpdateRecord
+from refitd.state.store import Store
 from refitd.state.version import VersionRecord
-from refitd_client.contract.decoding import converted
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.states import VersionState
 from refitd_client.contract.wire import Event
@@ -39,45 +38,13 @@ _DECISIONS_BYTES = 1 << 28  # bytes; one version is a thousand
 
 
 class Decisions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is written. `event` is the number of the newest entry of the log when it was. `parted`: facts of versions
-    lie in the parts of their records.
-    """
+    """What is written. `event` is the number of the newest entry of the log when it was."""
 
     event: int = 0
     versions: tuple[VersionRecord, ...] = ()
     updates: tuple[UpdateRecord, ...] = ()
     runs: tuple[RunRecord, ...] = ()
     lead: HostLead = UNLED
-    parted: bool = False
-
-
-class _Unparted(msgspec.Struct, frozen=True, kw_only=True):
-    """The versions as an earlier release wrote them: each fact stands in the record itself."""
-
-    versions: tuple[dict[str, Any], ...] = ()
-
-
-class DecisionSource(Protocol):
-    """What is decided now; `refitd.state.store.Store`."""
-
-    last_event: int
-    origin: Origin
-
-    @property
-    def versions(self) -> Mapping[str, VersionRecord]:
-        """Those that are not deleted, by id."""
-        ...
-
-    @property
-    def updates(self) -> Mapping[str, UpdateRecord]: ...
-
-    def run_records(self) -> list[RunRecord]:
-        """What is known of runs beside their versions."""
-        ...
-
-    async def durable(self) -> None: ...
-
-    def say(self, kind: str, subject: str, text: str, *, is_fault: bool = False) -> None: ...
 
 
 def is_decided(version: VersionRecord | None) -> bool:
@@ -85,42 +52,16 @@ def is_decided(version: VersionRecord | None) -> bool:
     return version is not None and (version.barred or version.pinned) and version.state is not VersionState.DELETED
 
 
-def decisions_of(known: DecisionSource) -> Decisions:
-    return Decisions(
-        event=known.last_event,
-        versions=tuple(version for version in known.versions.values() if is_decided(version)),
-        updates=tuple(update for update in known.updates.values() if update.paused_since is not None),
-        runs=tuple(known.run_records()),
-        lead=known.origin.lead,
-        parted=True,
-    )
-
-
 def read_decisions(root: Path) -> Decisions | None:
-    """What was written on a root; None where nothing was yet.
-
-    Raises:
-        OSError: it cannot be read.
-        RecordDamagedError: it is not what was written.
-    """
+    """What was written on a root; None where nothing was yet. A RecordDamagedError says that it is damaged."""
     try:
-        data = read_plain(decisions_path(root), _DECISIONS_BYTES)
+        return unpack(read_plain(decisions_path(root), _DECISIONS_BYTES), Decisions)
     except FileNotFoundError:
         return None
-    found = unpack(data, Decisions)
-    if found.parted:
-        return found
-    told = unpack(data, _Unparted).versions
-    versions = tuple(converted(in_parts(each, VersionRecord), VersionRecord) for each in told)
-    return msgspec.structs.replace(found, versions=versions)
 
 
 def write_decisions(root: Path, decisions: Decisions) -> None:
-    """Write it, durably and in one piece.
-
-    Raises:
-        OSError: it cannot be written; what was written before stays.
-    """
+    """Write it, durably and in one piece. Where it cannot be written (OSError), what was written before stays."""
     path = decisions_path(root)
     replace_file(path, pack(decisions), by=path.with_name(f"{DECISIONS_NAME}-{uuid4().hex}"))
 
@@ -130,23 +71,14 @@ def decisions_path(root: Path) -> Path:
 
 
 class DecisionFile(Observer):
-    """Keeps the file as the store is. `run` is its task."""
-
     def __init__(
         self,
-        known: DecisionSource,
+        known: Store,
         root: Path,
         in_thread: Callable[[str, Callable[[], None]], Coroutine[Any, Any, None]],
     ) -> None:
-        """Observe the store with it before anything is decided.
-
-        Args:
-            root: where the file lies.
-            in_thread: runs a call on the root's file system in a thread.
-        """
-        self._known = known
-        self._root = root
-        self._in_thread = in_thread
+        """Observe the store with it before anything is decided. `in_thread` runs a call on the root's file system."""
+        self._known, self._root, self._in_thread = known, root, in_thread
         self._paused = {run for run, update in known.updates.items() if update.paused_since is not None}
         self._changes = 1  # the file may be of an earlier state, or damaged: it is written at each start
         self._tried = 0
@@ -177,12 +109,17 @@ class DecisionFile(Observer):
         self._changes += 1
         self._due.set()
 
-    async def written(self) -> None:
-        """Wait until what is decided now is in the journal, and in the file too where that can be written.
+    def _decided(self) -> Decisions:
+        return Decisions(
+            event=self._known.last_event,
+            versions=tuple(version for version in self._known.versions.values() if is_decided(version)),
+            updates=tuple(update for update in self._known.updates.values() if update.paused_since is not None),
+            runs=tuple(self._known.runs.records()),
+            lead=self._known.origin.lead,
+        )
 
-        Raises:
-            JournalError: the journal cannot be written just now.
-        """
+    async def written(self) -> None:
+        """Wait until what is decided now is in the journal, and in the file too where that can be written."""
         goal = self._changes
         await self._known.durable()
         with suppress(TimeoutError):
@@ -194,7 +131,7 @@ class DecisionFile(Observer):
         while True:
             await self._due.wait()
             self._due.clear()
-            now, decisions = self._changes, decisions_of(self._known)
+            now, decisions = self._changes, self._decided()
             try:
                 await self._known.durable()
                 await self._in_thread("writing what was decided", partial(write_decisions, self._root, decisions))
@@ -212,10 +149,8 @@ class DecisionFile(Observer):
     def _tell(self, fault: str | None) -> None:
         if (fault is None) is not (self._fault is None):
             path = decisions_path(self._root)
-            text = (
-                f"bars, pins and pauses are in {path} again"
-                if fault is None
-                else (f"bars, pins and pauses are in the journal alone: {path} cannot be written: {fault}; tried again")
-            )
+            text = f"bars, pins and pauses are in {path} again"
+            if fault is not None:
+                text = f"bars, pins and pauses are in the journal alone: {path} cannot be written: {fault}; tried again"
             self._known.say("journal", "journal", text, is_fault=fault is not None)
         self._fault = fault

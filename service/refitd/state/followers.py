@@ -44,14 +44,6 @@ class KnownFollower:
     at: float
     past: dict[str, _Earlier] = field(default_factory=dict[str, _Earlier])
 
-    def take(self, report: HostReport, now: float) -> None:
-        """Another process than before has the name from now on."""
-        self.past.pop(report.told.process, None)
-        self.past[self.report.told.process] = _Earlier(self.report.number)
-        if len(self.past) > _PAST:
-            del self.past[next(iter(self.past))]
-        self.report, self.at = report, now
-
 
 class TooManyFollowersError(Exception):
     """There are as many hosts as the service remembers."""
@@ -76,41 +68,34 @@ class Followers:
         self._looked = -LOOK_SECONDS
 
     def reported(self, report: HostReport) -> bool:
-        """Take a host's report. Returns whether it is the newest of its process.
-
-        Raises:
-            TooManyFollowersError: it is new, and there are too many.
-            SupersededError: see there.
-        """
+        """Take a host's report. Returns whether it is the newest of its process."""
         now, name = self._clock.monotonic(), report.told.follower
         if len(self._known) >= MOST and name not in self._known:
             self._forget(now, LEASE_SECONDS)
         elif now - self._looked >= LOOK_SECONDS:  # a look at each of a thousand hosts takes a part of a report's time
             self._looked = now
             self._forget(now, REMEMBERED_SECONDS)
-        before = self._known.get(name)
-        if before is None:
+        known = self._known.get(name)
+        if known is None:
             if len(self._known) >= MOST:
                 raise TooManyFollowersError
             self._known[name] = KnownFollower(report, now)
             return True
-        process = report.told.process
-        if (earlier := before.past.get(process)) is not None:
-            self._check_back(before, earlier, report, now)
-        if process != before.report.told.process:
-            before.take(report, now)
-            return True
-        if report.number <= before.report.number:
+        process, before = report.told.process, known.report
+        if (earlier := known.past.get(process)) is not None:
+            self._check_back(known, earlier, report, now)
+            del known.past[process]
+        if process != before.told.process:
+            known.past[before.told.process] = _Earlier(before.number)
+            for forgotten in list(known.past)[:-_PAST]:
+                del known.past[forgotten]
+        elif report.number <= before.number:
             return False
-        before.report, before.at = report, now
+        known.report, known.at = report, now
         return True
 
     def _check_back(self, known: KnownFollower, earlier: _Earlier, report: HostReport, now: float) -> None:
-        """Return where an earlier process of a host may take the name back.
-
-        Raises:
-            SupersededError: it may not.
-        """
+        """Raise SupersededError where an earlier process of a host may not take the name back."""
         is_newer, goes_on = report.number > earlier.number, earlier.refused_at > known.at
         if is_newer and goes_on and now - known.at > LEASE_SECONDS:
             return
@@ -147,63 +132,31 @@ class Followers:
 
 MOST_REFUSED = 256  # names whose refused reports are remembered: anybody may send one
 SAID_FOR_SECONDS = 600.0
-MENDED_SECONDS = 60.0
-
-
-@dataclass(slots=True)
-class _Refused:
-    """When the refusal was said last (monotonic seconds), and whether a report by the name was taken since."""
-
-    said_at: float
-    was_right: bool = False
 
 
 class RefusedReports:
-    """Decides which refusals of reports are said: the first of its kind under a name, and again after ten minutes; or
-    after a report under the name was taken in between, at most once a minute. In memory alone.
-    """
+    """Decides which refusals of reports are said: the first of its kind under a name in ten minutes."""
 
     def __init__(self, clock: Clock) -> None:
-        """None yet."""
         self._clock = clock
-        self._said: dict[str, dict[str, _Refused]] = {}
+        self._said: dict[tuple[str, str], float] = {}
 
     def is_to_be_said(self, name: str, kind: str) -> bool:
         """A report was refused: return whether that is to be said."""
         now = self._clock.monotonic()
-        if name not in self._said and len(self._said) >= MOST_REFUSED:
-            self._forget(now)
-            if len(self._said) >= MOST_REFUSED:
-                return False
-        kinds = self._said.setdefault(name, {})
-        if (known := kinds.get(kind)) is None:
-            kinds[kind] = _Refused(now)
-            return True
-        if now - known.said_at < (MENDED_SECONDS if known.was_right else SAID_FOR_SECONDS):
+        self._said = {each: at for each, at in self._said.items() if now - at < SAID_FOR_SECONDS}
+        if (name, kind) in self._said or len(self._said) >= MOST_REFUSED:
             return False
-        known.said_at, known.was_right = now, False
+        self._said[name, kind] = now
         return True
-
-    def taken(self, name: str) -> None:
-        """A report was taken."""
-        for known in self._said.get(name, {}).values():
-            known.was_right = True
-
-    def _forget(self, now: float) -> None:
-        for name, kinds in list(self._said.items()):
-            if all(now - known.said_at >= SAID_FOR_SECONDS for known in kinds.values()):
-                del self._said[name]
 
 
 class FilesSent:
-    """Counts the files that are being sent, by version."""
-
     def __init__(self) -> None:
         self._sending: Counter[str] = Counter()
 
     @contextmanager
     def sending(self, version: str) -> Generator[None]:
-        """A part of a version's file is being sent."""
         self._sending[version] += 1
         try:
             yield

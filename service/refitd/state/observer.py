@@ -84,12 +84,8 @@ class Notifier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFilter:
-    """Which entries a reader asks for; None asks for all.
-
-    Attributes:
-        run: those that concern the run: its versions, its updates, and the engines that followed it at the time.
-        engine: those about the engine of this id.
-        severity: those that are at least so grave.
+    """Which entries a reader asks for: those of a run (its versions, its updates, and the engines that followed it at
+    the time), those about the engine of an id, those that are at least so grave; None asks for all.
     """
 
     run: str | None = None
@@ -97,7 +93,6 @@ class LogFilter:
     severity: LogSeverity | None = None
 
     def fits(self, event: Event) -> bool:
-        """Whether the reader asks for this entry."""
         return (
             (self.run is None or event.run == self.run)
             and (self.engine is None or (event.kind, event.subject) == ("engine", self.engine))

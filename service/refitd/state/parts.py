@@ -1,8 +1,8 @@
 """Records that consist of parts: small records, so that each fact has one place. A fact is changed by its name."""
 
-from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import cache
+from operator import attrgetter
 from typing import Any, ClassVar, Self, cast
 
 
@@ -16,27 +16,21 @@ class Parted:
     PARTS: ClassVar[tuple[str, ...]] = ()
 
     def having(self, **facts: Any) -> Self:
-        """The record with other facts, each in the part that has it.
-
-        Raises:
-            TypeError: no part has a fact of that name.
+        """The record with other facts, each in the part that has it. A TypeError says that no part has a fact of that
+        name.
         """
-        changed = in_parts(facts, type(self))
-        for part in changed.keys() & set(self.PARTS) - facts.keys():
-            changed[part] = replace(getattr(self, part), **changed[part])
+        places, changed = _places(type(self)), dict[str, Any]()
+        in_parts: dict[str, dict[str, Any]] = {}
+        for name, fact in facts.items():
+            (in_parts.setdefault(places[name], {}) if name in places else changed)[name] = fact
+        for part, found in in_parts.items():
+            changed[part] = replace(getattr(self, part), **found)
         return cast("Self", replace(cast("Any", self), **changed))
 
 
-def in_parts(facts: Mapping[str, Any], kind: type[Parted]) -> dict[str, Any]:
-    """Facts of a record of a kind: those of a part in a dictionary by the part's name, the record's own beside it."""
-    places, found = _places(kind), dict[str, Any]()
-    for name, fact in facts.items():
-        part = places.get(name)
-        if part is None:
-            found[name] = fact
-        else:
-            found.setdefault(part, {})[name] = fact
-    return found
+def fact(path: str) -> Any:
+    """A property that many ask for, by its place in the parts."""
+    return property(attrgetter(path))
 
 
 @cache

@@ -7,12 +7,12 @@ that it may read are not written over, and an engine that is named there again i
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from refitd.engine.fingerprints import what_was_compared
 from refitd.engine.port import UNSEEN, UNTOLD, Process, ServerSeen
 from refitd.root.ownership import RootMark
-from refitd.state.parts import Parted
+from refitd.state.parts import Parted, fact
 from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import Order, parse_version_id
 from refitd_client.contract.states import EngineState, Kind, UpdateState
@@ -46,6 +46,15 @@ class AttemptRecord:
     reason: str | None = None
     kind: Kind | None = None
     timings: dict[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FingerprintRecord:
+    """What a clean load of a version gave on an engine of a configuration."""
+
+    version: str
+    configuration: str
+    fingerprint: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,24 +169,10 @@ class EngineRecord(Parted):
     debts: Debts = Debts()
     trouble: Trouble = Trouble()
 
-    @property
-    def serving(self) -> str | None:
-        """The id of the version that it is proven to serve."""
-        return self.contents.serving
-
-    @property
-    def known(self) -> bool:
-        """Whether it is known what it holds."""
-        return self.contents.known
-
-    @property
-    def reason(self) -> str | None:
-        return self.trouble.reason
-
-    @property
-    def pulls(self) -> bool:
-        """Whether it is another refitd, which pulls what it is to serve."""
-        return self.seen.pulls
+    serving = cast("str | None", fact("contents.serving"))
+    known = cast("bool", fact("contents.known"))
+    reason = cast("str | None", fact("trouble.reason"))
+    pulls = cast("bool", fact("seen.pulls"))  # it is another refitd, which pulls what it is to serve
 
     @property
     def doubted(self) -> str | None:
@@ -296,7 +291,6 @@ class HostLead:
 
     @property
     def fence(self) -> int:
-        """The epoch of the hub that was obeyed last."""
         return self.heard.get(self.leader, 0)
 
 
@@ -323,8 +317,6 @@ class RunRecord:
 
 
 class CheckState(StrEnum):
-    """How far the check of a canary is."""
-
     PENDING = "pending"
     PASSED = "passed"
     FAILED = "failed"

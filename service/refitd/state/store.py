@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
@@ -32,84 +32,69 @@ from refitd.state.records import (
     left_behind,
 )
 from refitd.state.version import VersionRecord
-from refitd.state.version_index import EngineIndex, ListOrder, Runs, VersionIndex
+from refitd.state.version_index import EngineIndex, Runs, VersionIndex
 from refitd_client.contract.naming import parse_version_id, version_folder
 from refitd_client.contract.naming import version_id as id_of
 from refitd_client.contract.states import EngineState, Kind, LogSeverity, VersionState
 from refitd_client.contract.wire import Event
 
+RecordT = TypeVar("RecordT")
 log = structlog.get_logger("refitd")
 
 
 class Store:
-    """What the service knows. Other parts read it and call its methods; only these change it.
-
-    Attributes:
-        changed: notified of each change.
-        models_changed: notified when an engine says which model it was started with, or follows another run.
-        clock: the service's clock.
-        journal: where changes are written.
-        index: finds versions by run and path.
-        versions: all versions but the deleted, by id.
-        open: those of `versions` that have no verdict yet.
-        gone: ids of the deleted versions.
-        list_order: where each version stands in lists.
-        engines: the engines that are named, by id.
-        removed: what stays known of addresses where no engine is named any more.
-        away_since: since when (RFC 3339, for people) each UNREACHABLE engine does not answer.
-        updates: the newest update of each run.
-        runs: which runs have ended, and since when engines follow them.
-        loading: the open attempt of each engine.
-        faults: why the root or the list of engines cannot be read, or what lies in the root is too much.
-        origin: how the journal began, and whether it is being rebuilt.
-        last_event: the number of the newest event of the log.
-        epoch: of the lead under which it writes; 0 of a service alone.
-    """
+    """What the service knows. Other parts read it and call its methods; only these change it."""
 
     def __init__(self, journal: Journal, clock: Clock, epoch: int = 0) -> None:
-        """Read back what the journal knows. Blocks; call it before serving."""
-        self.epoch = epoch
+        """Read back what the journal knows. Blocks; call it before serving. `epoch` is that of the lead under which it
+        writes; 0 of a service alone.
+        """
+        self.epoch, self.clock, self.journal = epoch, clock, journal
         self.changed = Notifier()
-        self.models_changed = Notifier()
+        self.models_changed = Notifier()  # when an engine says with which model it was started, or follows another run
         self._observers: list[Observer] = []
-        self.clock = clock
-        self.journal = journal
         self.index = VersionIndex()
-        self.versions, self.open = self.index.all, self.index.open
-        self.list_order = ListOrder()
-        self.gone: set[str] = set()
+        self.versions, self.open = (
+            self.index.all,
+            self.index.open,
+        )  # by id: all but the deleted; those without a verdict
+        self.gone: set[str] = set()  # ids of the deleted versions
         self.engines = EngineIndex()
-        self.removed: dict[str, EngineRecord] = {}
-        self.away_since: dict[str, str] = {}
-        self.updates: dict[str, UpdateRecord] = {}
+        self.removed: dict[str, EngineRecord] = {}  # by the addresses where no engine is named any more
+        self.away_since: dict[str, str] = {}  # of each UNREACHABLE engine, RFC 3339
+        self.updates: dict[str, UpdateRecord] = {}  # the newest of each run
         self.runs = Runs()
-        self.loading: dict[str, AttemptRecord] = {}
+        self.loading: dict[str, AttemptRecord] = {}  # the open attempt of each engine
         self.faults = InputFaults()
         self.origin = journal.read(rows.read_origin) or NEW
         self._first_seen: dict[str, float] = {}
         self._fingerprints: dict[tuple[str, str], str] = {}
         self.last_event = journal.newest_event = journal.read(rows.read_last_event)
         self._update_number = 0
-        for version in self.journal.read(rows.read_versions):
+        for version in journal.read(rows.read_versions):
             if version.state is VersionState.DELETED:
                 self.gone.add(version.id)
                 self.index.drop(version)
             else:
                 self.index.keep(version)
-        for name, row in self.journal.read(rows.read_places):
-            self.list_order.remember(name, row)
-        for run in self.journal.read(rows.read_runs):
+        for run in self._records(records.RunRecord):
             self.runs.remember(run)
-        self._read_back()
-
-    def _read_back(self) -> None:
-        for version_id, configuration, fingerprint in self.journal.read(rows.read_fingerprints):
-            if version_id in self.versions:
-                self._fingerprints[version_id, configuration] = fingerprint
-        for update in self.journal.read(rows.read_updates):
+        for found in self._records(records.FingerprintRecord):
+            if found.version in self.versions:
+                self._fingerprints[found.version, found.configuration] = found.fingerprint
+        for update in journal.read(rows.read_updates):
             self.updates[update.run] = update
             self._update_number = max(self._update_number, update.number)
-        for engine in self.journal.read(rows.read_engines):
+        self._read_engines()
+
+    def _records(self, kind: type[RecordT]) -> list[RecordT]:
+        return self.journal.read(lambda connection: rows.read_records(connection, kind))
+
+    def _read_engines(self) -> None:
+        for engine in self._records(EngineRecord):
+            if engine.naming.removed:
+                self.removed[engine.url] = engine.having(unreachable_since=self.clock.monotonic())
+                continue
             # Clocks of another boot mean nothing here, and what the engine does now is not known yet. A host that was
             # away delays nobody while it is awaited.
             stays_away = engine.pulls and engine.state is EngineState.UNREACHABLE
@@ -122,44 +107,29 @@ class Store:
                 contested_at=None if engine.trouble.contested_at is None else self.clock.monotonic(),
             )
         self.runs.count(self.engines.values(), self.clock.monotonic())
-        for engine in self.journal.read(rows.read_removed_engines):
-            self.removed[engine.url] = engine.having(unreachable_since=self.clock.monotonic())
-        for attempt in self.journal.read(rows.read_open_attempts):
-            self._interrupted(attempt)
+        for attempt in self.journal.read(rows.read_open_attempts):  # of a process that died
+            closed, after = interrupted(attempt, self.engines.get(attempt.engine))
+            self.journal.append(rows.put(closed))
+            if after is not None:
+                self.put_engine(after, f"{closed.outcome}: {closed.reason}")
         for run in self.runs.deleted:
             self._retire_deleted(run)
         if self.origin.cause is not None and self.last_event == 0:  # of a root that was in use before refitd came
             self.say("journal", "journal", f"rebuilding: {self.origin.cause}", is_fault=True)
 
-    def _interrupted(self, attempt: AttemptRecord) -> None:
-        """Close an attempt whose process died."""
-        engine = self.engines.get(attempt.engine)
-        closed, after = interrupted(attempt, engine)
-        self.journal.append(rows.put_attempt(closed))
-        if after is not None:
-            self.put_engine(after, f"{closed.outcome}: {closed.reason}")
-
     def observe(self, *observers: Observer, first: bool = False) -> None:
-        """Call observers with each change from here on, in the order in which they were added.
-
-        Args:
-            first: call them before those that were added already.
-        """
+        """Call observers with each change from here on, in the order in which they were added, or `first`."""
         at = 0 if first else len(self._observers)
         self._observers[at:at] = observers
 
     async def durable(self) -> None:
-        """Wait until every change so far is on disk.
-
-        Raises:
-            JournalError: it cannot be written just now.
-        """
+        """Wait until every change so far is on disk. A JournalError says that it cannot be written just now."""
         await self.journal.durable()
 
     def put_version(self, record: VersionRecord, text: str | None = None) -> None:
         """Put a version as it is now; `text` says in the log what happened to it."""
         before = self.versions.get(record.id) or self.index.deleted(record)
-        self.journal.append(rows.put_version(record, self.list_order.of(record.run, record.order)))
+        self.journal.append(rows.put(record))
         if before is None:
             self._first_seen[record.id] = self.clock.monotonic()
             # A folder that only now got its turn to be taken in does not open a closed run again.
@@ -190,18 +160,15 @@ class Store:
         return self.engines.of_run(run)
 
     async def find(self, version: str) -> VersionRecord | None:
-        """A version by its id, also one that was deleted.
-
-        Raises:
-            JournalError: the journal cannot be written just now, so that it may not hold the version's end yet.
+        """A version by its id, also one that was deleted. A JournalError says that the journal cannot be written just
+        now, so that it may not hold the version's end yet.
         """
         if version in self.gone:
             await self.durable()
             return await asyncio.to_thread(self.journal.read, lambda each: rows.read_version(each, version))
         return self.versions.get(version)
 
-    def versions_of(self, run: str) -> list[VersionRecord]:
-        """The versions of a run, newest first."""
+    def versions_of(self, run: str) -> list[VersionRecord]:  # newest first
         return self.index.of_run(run)
 
     def published_of(self, run: str) -> list[VersionRecord]:
@@ -228,7 +195,7 @@ class Store:
             self.away_since[record.id] = self.clock.now()
         for observer in self._observers:
             observer.engine_changed(before, record)
-        self.journal.append(rows.put_engine(record))
+        self.journal.append(rows.put(record))
         if before is None and record.url in self.removed:  # whose knowledge of the address the record has taken over
             self._forget(record.url)
         if text is not None:
@@ -259,7 +226,7 @@ class Store:
                 self.put_engine(replace(given_back(heir, left), state=EngineState.TAINTED), f"TAINTED: {left.reason}")
         elif left is not None:
             self.removed[engine.url] = left
-            self.journal.append(rows.put_engine(left))
+            self.journal.append(rows.put(left))
         elif engine.url in self.removed:
             self._forget(engine.url)
         self.changed.notify()
@@ -268,22 +235,22 @@ class Store:
         del self.removed[address]
         self.journal.append(rows.drop_engine(address))
 
+    def _tell_attempt(self, attempt: AttemptRecord) -> None:
+        self.journal.append(rows.put(attempt))
+        for observer in self._observers:
+            observer.attempt_changed(attempt)
+
     def open_attempt(self, engine: str, version: str, kind: Kind | None = None) -> AttemptRecord:
         """Write the intent to load. Await `durable()` before the first call to the engine."""
         now, id_ = self.clock.now(), uuid.uuid4().hex
         attempt = AttemptRecord(id=id_, engine=engine, version=version, kind=kind, started_at=now, epoch=self.epoch)
-        self.journal.append(rows.put_attempt(attempt))
         self.loading[engine] = attempt
-        for observer in self._observers:
-            observer.attempt_changed(attempt)
+        self._tell_attempt(attempt)
         return attempt
 
     def close_attempt(self, attempt: AttemptRecord) -> None:
-        """Write how an attempt ended."""
-        self.journal.append(rows.put_attempt(attempt))
         self.loading.pop(attempt.engine, None)
-        for observer in self._observers:
-            observer.attempt_changed(attempt)
+        self._tell_attempt(attempt)
         self.changed.notify()
 
     def fingerprint(self, version: str, configuration: str) -> str | None:
@@ -303,25 +270,24 @@ class Store:
         """A version is to be deleted, and another of its name may come: nothing that was found of its contents counts
         then, nor what went wrong with loads of it.
         """
-        retired = version.having(state=VersionState.RETIRED, reason=why, state_before=None, reason_before=None)
-        self.put_version(retired, f"retired: {why}")
+        self._retire(version, why)
         self.forget_fingerprints(version.id)
         for engine in [engine for engine in self.engines.values() if version.id in engine.trouble.strikes]:
             strikes = {id_: count for id_, count in engine.trouble.strikes.items() if id_ != version.id}
             self.put_engine(engine.having(strikes=strikes))
 
+    def _retire(self, version: VersionRecord, why: str) -> None:
+        retired = version.having(state=VersionState.RETIRED, reason=why, state_before=None, reason_before=None)
+        if retired != version:
+            self.put_version(retired, f"retired: {why}")
+
     def record_fingerprint(self, version: str, configuration: str, fingerprint: str) -> None:
-        """Remember the fingerprint that a clean load of a version gave on a configuration."""
         if self._fingerprints.get((version, configuration)) != fingerprint:  # each of a thousand engines gives the same
             self._fingerprints[version, configuration] = fingerprint
-            self.journal.append(rows.put_fingerprint(version, configuration, fingerprint))
+            found = records.FingerprintRecord(version=version, configuration=configuration, fingerprint=fingerprint)
+            self.journal.append(rows.put(found))
 
     def start_update(self, run: str, version: str, cause: str) -> UpdateRecord:
-        """Begin an update.
-
-        Args:
-            version: the id of the version that its engines are to serve.
-        """
         self._update_number += 1
         before = self.updates.get(run)
         update = UpdateRecord(
@@ -338,7 +304,7 @@ class Store:
     def put_update(self, record: UpdateRecord, text: str) -> None:
         """Put the newest update of a run as it is now; `text` says in the log what happened to it."""
         self.updates[record.run] = record
-        self.journal.append(rows.put_update(record))
+        self.journal.append(rows.put(record))
         for observer in self._observers:
             observer.update_changed(record)
         self.say("update", record.version, text, number=record.number, state=record.state.value)
@@ -352,46 +318,44 @@ class Store:
         self.put_update(replace(record, paused_since=self.clock.now() if paused else None), text)
 
     def close_run(self, run: str) -> None:
-        """A run has ended."""
         if run not in self.runs.closed:
-            self.runs.closed[run] = self.clock.now()
-            self._put_run(run, f"run {run} is closed")
+            self._put_run(f"run {run} is closed", run, closed_at=self.clock.now())
 
     def reopen_run(self, run: str, why: str) -> None:
-        """A closed run goes on after all."""
-        if self.runs.closed.pop(run, None) is not None:
-            self._put_run(run, f"run {run} is open again: {why}")
+        if run in self.runs.closed:
+            self._put_run(f"run {run} is open again: {why}", run, closed_at=None)
 
     def delete_run(self, run: str) -> int:
         """Delete what is known of a run, and return how many versions that are. Collection deletes their files."""
-        newest = self.list_order.newest(run)
+        newest = self.index.newest_ever.get(run)
         if newest is None:
             return 0
         if (update := self.updates.get(run)) is not None:
             self.pause_updates(update, paused=False)
-        self.runs.delete(run, newest, self.clock.now())
         # The mark is written first: a service that dies from here on retires the rest when it is back.
-        self._put_run(run, f"run {run} is deleted, up to {version_folder(newest)}")
+        gone: dict[str, Any] = {"desired": None, "ordered": None, "deleted": newest}
+        closed_at = self.runs.closed.get(run, self.clock.now())
+        self._put_run(f"run {run} is deleted, up to {version_folder(newest)}", run, closed_at=closed_at, **gone)
         return self._retire_deleted(run)
 
     def _retire_deleted(self, run: str) -> int:
         going = [version for version in self.versions_of(run) if self.runs.was_deleted(run, version.order)]
         for version in going:
-            why = f"run {run} was deleted"
-            retired = version.having(state=VersionState.RETIRED, reason=why, state_before=None, reason_before=None)
-            if retired != version:
-                self.put_version(retired, f"retired: {why}")
+            self._retire(version, f"run {run} was deleted")
         return len(going)
 
     def put_order(self, record: records.RunRecord, text: str) -> None:
         """Put what the upstream wants of a run (`desired`, `ordered`)."""
         self.runs.remember(record)
-        self._put_run(record.run, text)
+        self._put_run(text, record.run)
+
+    def _put_origin(self, **facts: Any) -> None:
+        self.origin = replace(self.origin, **facts)
+        self.journal.append(rows.put_origin(self.origin))
 
     def put_lead(self, lead: records.HostLead, text: str | None) -> None:
         """Put which hub this host obeys; `text` says in the log that it is another one, or leads anew."""
-        self.origin = replace(self.origin, lead=lead)
-        self.journal.append(rows.put_origin(self.origin))
+        self._put_origin(lead=lead)
         for observer in self._observers:
             observer.lead_changed()
         if text is not None:
@@ -406,13 +370,12 @@ class Store:
     def newest_known(
         self, run: str, host: str | None = None, stands: Mapping[str, str | None] = MappingProxyType({})
     ) -> str | None:
-        """The id of the newest version of a run that was good here, or that a rollback has left, there or on a host.
+        """The id of the newest version of a run that was good here, or that a rollback has left here (for None) or on a
+        host.
 
-        Args:
-            host: of which host; None for what was left here.
-            stands: what the host's engines serve or were to serve, and the digests, None where it does not say. Where
-                one of these is not known here, only what a rollback has left counts: a newer version that is good here
-                says nothing of what the host has.
+        `stands` is what the host's engines serve or were to serve, and the digests, None where it does not say. Where
+        one of these is not known here, only what a rollback has left counts: a newer version that is good here says
+        nothing of what the host has.
         """
         left = parse_version_id(self.runs.left.get(run, {}).get(host or "", ("", 0))[0])
         here = (at[1] for id_ in stands if (at := parse_version_id(id_)) is not None and at[0] == run)
@@ -428,37 +391,29 @@ class Store:
             return known is not None or version in self.gone
         return not known.state.is_open if known.digest is None else known.digest == digest
 
-    def run_records(self) -> list[records.RunRecord]:
-        """What is known of runs beside their versions."""
-        return self.runs.records()
-
-    def _put_run(self, run: str, text: str) -> None:
-        self.journal.append(rows.put_run(self.runs.record_of(run)))
+    def _put_run(self, text: str, run: str, **facts: Any) -> None:
+        record = replace(self.runs.record_of(run), **facts)
+        self.runs.remember(record)
+        self.journal.append(rows.put(record))
         self.say("run", run, text, closed=run in self.runs.closed)
         self.changed.notify()
 
     def rebuilt(self) -> None:
         """The root was listed and every engine asked: what a lost journal knew is known again, as far as it can be."""
-        self.origin = replace(self.origin, rebuilt=True)
-        self.journal.append(rows.put_origin(self.origin))
+        self._put_origin(rebuilt=True)
         self.say("journal", "journal", "rebuilt: the root was listed and every engine asked; collecting begins")
 
     def is_about(self, root: RootMark | None) -> None:
-        """Remember which root the journal is about."""
         if root != self.origin.root:
-            self.origin = replace(self.origin, root=root)
-            self.journal.append(rows.put_origin(self.origin))
+            self._put_origin(root=root)
 
     def say(
         self, kind: str, subject: str, text: str, *, of_run: str | None = None, is_fault: bool = False, **data: Any
     ) -> None:
         """Add to the log of decisions, which is also the event stream.
 
-        Args:
-            kind: what it is about: "version", "engine", "update", "run", "root" or "journal".
-            of_run: the run that it concerns, where the subject does not name it.
-            is_fault: something is wrong, which `data` does not show by its state.
-            data: more, for programs.
+        `kind` is "version", "engine", "update", "run", "root" or "journal". `of_run` is the run that it concerns, where
+        the subject does not name it. `is_fault`: something is wrong, which `data` does not show by its state.
         """
         self.last_event += 1
         event = Event(
@@ -471,7 +426,7 @@ class Store:
             run=of_run or run_of(kind, subject),
             severity=LogSeverity.WARNING if is_fault else severity_of(data),
         )
-        self.journal.append(rows.put_event(event))
+        self.journal.append(rows.put(event))
         tell = log.warning if event.severity is LogSeverity.WARNING else log.info
         tell(text, kind=kind, subject=subject, **named(event), **data)
         for observer in self._observers:

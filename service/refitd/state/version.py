@@ -1,9 +1,9 @@
 """What the service knows of one version: a frozen record, replaced whenever something about it changes."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, cast
 
-from refitd.state.parts import Parted
+from refitd.state.parts import Parted, fact
 from refitd_client.checkpoint.fault import Code
 from refitd_client.contract.manifest import Manifest
 from refitd_client.contract.naming import DURABLE_KEY, Order, version_id, version_label
@@ -126,39 +126,13 @@ class VersionRecord(Parted):
     verdict: Judgement = Judgement()
     career: Career = Career()
 
-    @property
-    def reason(self) -> str | None:
-        return self.verdict.reason
-
-    @property
-    def digest(self) -> str | None:
-        """The digest of all its bytes, None until known."""
-        return self.files.digest
-
-    @property
-    def signature(self) -> str | None:
-        """What its files looked like from outside at its verdict."""
-        return self.files.signature
-
-    @property
-    def handed(self) -> bool:
-        """Whether it was offered to engines from its trainer's memory."""
-        return self.announced.handed
-
-    @property
-    def barred(self) -> bool:
-        """Whether no engine goes to it again."""
-        return self.career.barred
-
-    @property
-    def pinned(self) -> bool:
-        """Whether an operator keeps it from collection."""
-        return self.career.pinned
-
-    @property
-    def served_at(self) -> str | None:
-        """When it was first proven on every reachable engine of its run."""
-        return self.career.served_at
+    reason = cast("str | None", fact("verdict.reason"))
+    digest = cast("str | None", fact("files.digest"))
+    signature = cast("str | None", fact("files.signature"))
+    handed = cast("bool", fact("announced.handed"))
+    barred = cast("bool", fact("career.barred"))
+    pinned = cast("bool", fact("career.pinned"))
+    served_at = cast("str | None", fact("career.served_at"))
 
     @property
     def lacks_manifest(self) -> bool:
@@ -204,7 +178,6 @@ class VersionRecord(Parted):
 
     @property
     def was_good(self) -> bool:
-        """Whether it was found good once."""
         return self.digest is not None or self.is_lost
 
     @property
@@ -235,13 +208,6 @@ class VersionRecord(Parted):
         if self.durability is None:
             return "its files are to follow"
         return f"it gets files only where an engine does not take it (durable={self.durability})"
-
-    @property
-    def transport(self) -> str:
-        """How it came to its engines: `disk`, `delta`, `handover`, or what its trainer sent it over."""
-        if self.handed:
-            return self.announced.metadata["transport"] if self.is_sent else "handover"
-        return "delta" if self.kind is Kind.DELTA else "disk"
 
     @property
     def chosen(self) -> str | None:

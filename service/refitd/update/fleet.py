@@ -174,7 +174,7 @@ class Fleet:
         if self._file is None:
             return
         specs = await asyncio.to_thread(self._file.news)
-        self._store.faults.set_engines_file(self._file.fault)
+        self._store.faults.set(engines_file=self._file.fault)
         if specs is not None:
             self._has_read = True
             self._name({spec.id or engine_id(spec.url): spec for spec in specs}, Source.FILE)
@@ -183,15 +183,15 @@ class Fleet:
         """Clear the fault of the fleet once every source has named its engines."""
         faults = self._store.faults
         if not self._has_read and self._file is not None:
-            faults.set_fleet(self._file.fault)
+            faults.set(fleet=self._file.fault)
         elif not self._has_found:
-            faults.set_fleet(faults.discovery or "engines are being looked for")
+            faults.set(fleet=faults.discovery or "engines are being looked for")
         else:
-            faults.set_fleet(None)
+            faults.set(fleet=None)
 
     def discovered(self, urls: Collection[str], fault: str | None) -> None:
         """Replace what was discovered before by `urls`. Engines that another source names stay as they are."""
-        self._store.faults.set_discovery(fault)
+        self._store.faults.set(discovery=fault)
         self._has_found = self._has_found or fault is None
         if self._group is None:
             return

@@ -217,7 +217,6 @@ class ReportedHosts:
             raise NameTakenError(
                 f"engine {name} of this service has the host's name: give the host another, --follower"
             )
-        self._refused.taken(name)
         if is_newest:
             line.take(report)
         known = self._known.get(name)

@@ -5,7 +5,8 @@ believed no more than another upstream's.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Generator, Sequence
+from contextlib import contextmanager
 from urllib.parse import quote
 
 import msgspec
@@ -31,7 +32,6 @@ from refitd_hosts.follow.upstream import (
     FilePart,
     GoneError,
     UnreachableError,
-    UpstreamError,
     UpstreamRun,
     UpstreamVersion,
     WrongError,
@@ -46,22 +46,14 @@ class BucketUpstream:
     leads = False
 
     def __init__(self, bucket: Bucket) -> None:
-        """Send nothing yet."""
+        self.name = bucket.name
         self._bucket = bucket
         self._seen: dict[str, tuple[ObjectTag, Pointer]] = {}
 
-    @property
-    def name(self) -> str:
-        """Its URL, which has no credentials."""
-        return self._bucket.name
-
     async def look(self, run: str | None) -> Sequence[UpstreamRun]:
-        """See `Upstream`."""
-        try:
+        with _as_upstream():
             runs = await list_runs(self._bucket) if run is None else [run]
             pointers = [await self._pointer(each) for each in runs]
-        except BucketError as error:
-            raise _as_upstream(error) from None
         return [_run(pointer) for pointer in pointers if pointer is not None and (run or not pointer.is_closed)]
 
     async def _pointer(self, run: str) -> Pointer | None:
@@ -89,35 +81,26 @@ class BucketUpstream:
         return pointer
 
     async def changes(self, name: str) -> AsyncIterator[bool]:
-        """See `Upstream`. A store tells nobody of changes: the pointers that were looked at are asked for."""
+        """See `Upstream`. A store does not tell of changes: the pointers that were looked at are asked for."""
         del name
         while True:
             await asyncio.sleep(CHANGES_SECONDS)
             for run, known in list(self._seen.items()):
-                try:
+                with _as_upstream():
                     found = await self._bucket.read_changed(pointer_key(run), MAX_BYTES, known[0])
-                except BucketError as error:
-                    raise _as_upstream(error) from None
                 if found != "same":
                     yield False
 
     async def manifest(self, version: str) -> bytes:
-        """See `Upstream`."""
-        key = self._key(version, MANIFEST_NAME)
-        try:
-            found = await self._bucket.read(key, MAX_MANIFEST_BYTES)
-        except BucketError as error:
-            raise _as_upstream(error) from None
+        with _as_upstream():
+            found = await self._bucket.read(self._key(version, MANIFEST_NAME), MAX_MANIFEST_BYTES)
         if found is None:
             raise GoneError(f"{self.name} does not have {version} any more")
         return found.data
 
     async def fill(self, part: FilePart, buffer: memoryview) -> None:
-        """See `ByteSource`."""
-        try:
+        with _as_upstream():
             is_there = await self._bucket.fill(self._key(part.version, part.file), part.start, buffer)
-        except BucketError as error:
-            raise _as_upstream(error) from None
         if not is_there:
             raise GoneError(f"{self.name} does not have {part.file} of {part.version} any more")
 
@@ -131,14 +114,12 @@ class BucketUpstream:
             run=report.told.run,
         )
         key = f"{FOLLOWERS_PREFIX}{quote(report.told.follower, safe='')}.json"
-        try:
+        with _as_upstream():
             await self._bucket.write(key, msgspec.json.encode(note))
-        except BucketError as error:
-            raise _as_upstream(error) from None
         return HostReply(lease_seconds=LEASE_SECONDS)
 
     async def aclose(self) -> None:
-        """See `ByteSource`. The library keeps its own connections."""
+        """The library keeps its own connections."""
 
     def _key(self, version: str, file: str) -> str:
         parsed = parse_version_id(version)
@@ -171,5 +152,9 @@ def _run(pointer: Pointer) -> UpstreamRun:
     )
 
 
-def _as_upstream(error: BucketError) -> UpstreamError:
-    return (UnreachableError if error.may_heal else WrongError)(str(error))
+@contextmanager
+def _as_upstream() -> Generator[None]:
+    try:
+        yield
+    except BucketError as error:
+        raise (UnreachableError if error.may_heal else WrongError)(str(error)) from None

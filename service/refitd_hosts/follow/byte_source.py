@@ -24,7 +24,7 @@ SLOWEST = 2**20  # bytes a second below which a part is given up
 _SLICE = 2**20  # bytes between two looks at the clock
 _SLOW_LOOK_SECONDS = 1.0  # between two looks at whether an exchange has taken too long
 _TOO_LATE = frozenset({404, 410})
-_NOT_NOW = frozenset({408, 429, 500, 502, 503, 504, 507})
+NOT_NOW = frozenset({408, 429, 500, 502, 503, 504, 507})
 _MOST_TEXT = 500  # characters of a refusal
 
 ResultT = TypeVar("ResultT")
@@ -33,47 +33,29 @@ Take = Callable[[http.client.HTTPResponse, float], ResultT]
 
 
 class HttpByteSource:
-    """One other refitd. `connection` has its URL, and the token that it wants."""
+    """One other refitd. `connection` has its URL, and the token that it wants; `threads` receive."""
 
     def __init__(self, connection: Connection, *, threads: ThreadPoolExecutor) -> None:
-        """Open no connection yet.
-
-        Args:
-            connection: the URL, and the token.
-            threads: receive; the caller owns them.
-        """
-        self._connection = connection
-        self._threads = threads
-        at = urlsplit(connection.url)
-        self._tls = in_use() if at.scheme == "https" else None
-        self._host, self._port, self._prefix = at.hostname or "", at.port, at.path.rstrip("/")
+        self.name = connection.url
+        self._connection, self._threads = connection, threads
+        self._at = urlsplit(connection.url)
+        self._tls = in_use() if self._at.scheme == "https" else None
         self._idle: list[http.client.HTTPConnection] = []
 
-    @property
-    def name(self) -> str:
-        """Its URL."""
-        return self._connection.url
-
     async def fill(self, part: FilePart, buffer: memoryview) -> None:
-        """See `ByteSource`."""
         path = f"/v1/versions/{quote(part.version, safe='')}/files/{quote(part.file, safe='')}"
-        end = part.start + part.length - 1
-        headers = {"Range": f"bytes={part.start}-{end}"}
+        wanted = f"{part.start}-{part.start + part.length - 1}"
 
         def take(response: http.client.HTTPResponse, until: float) -> None:
             told = response.headers.get("Content-Range", "").partition("/")[0]
-            if response.status != http.client.PARTIAL_CONTENT or told != f"bytes {part.start}-{end}":
+            if response.status != http.client.PARTIAL_CONTENT or told != f"bytes {wanted}":
                 raise WrongError(f"{self.name} did not answer with the part of {part.file} that it was asked for")
             _receive(response, buffer, until)
 
-        await self._asked(path, headers, take, patience=STALL_SECONDS + part.length / SLOWEST)
+        await self._ask(path, {"Range": f"bytes={wanted}"}, take, STALL_SECONDS + part.length / SLOWEST)
 
     async def get(self, path: str, most: int) -> bytes:
-        """The body of an answer, which has at most so many bytes.
-
-        Raises:
-            UpstreamError: as `ByteSource.fill`.
-        """
+        """The body of an answer, which has at most so many bytes."""
 
         def take(response: http.client.HTTPResponse, _: float) -> bytes:
             body = response.read(most + 1)
@@ -81,16 +63,9 @@ class HttpByteSource:
                 raise WrongError(f"{self.name}{path} answered with more than {most} bytes")
             return body
 
-        return await self._asked(path, {}, take, patience=STALL_SECONDS + most / SLOWEST)
+        return await self._ask(path, {}, take, STALL_SECONDS + most / SLOWEST)
 
-    async def _asked(
-        self,
-        path: str,
-        headers: dict[str, str],
-        take: Take[ResultT],
-        *,
-        patience: float,
-    ) -> ResultT:
+    async def _ask(self, path: str, headers: dict[str, str], take: Take[ResultT], patience: float) -> ResultT:
         """Ask in a thread. The connection is shut, and the thread's end waited for, when the caller is cancelled or the
         whole exchange has taken too long: sockets know how long nothing came, and not how long a byte at a time did.
         """
@@ -98,7 +73,7 @@ class HttpByteSource:
         asking = asyncio.get_running_loop().run_in_executor(self._threads, call.run, take)
         try:
             while not (await asyncio.wait([asking], timeout=_SLOW_LOOK_SECONDS))[0]:
-                if call.is_late:
+                if time.monotonic() > call.until:
                     raise UnreachableError(f"{self.name} has not answered in whole after {call.within:g} s")
             return asking.result()
         finally:
@@ -108,61 +83,45 @@ class HttpByteSource:
                 with suppress(UpstreamError):
                     asking.result()
 
-    def connected(self) -> tuple[http.client.HTTPConnection, bool]:
-        """A connection, and whether it was used before. Called in threads."""
+    # The rest but `aclose` is called in threads.
+
+    def connect(self) -> tuple[http.client.HTTPConnection, bool]:
+        """A connection, and whether it was used before."""
         with suppress(IndexError):
             return self._idle.pop(), True
-        if self._tls is not None:
-            return http.client.HTTPSConnection(
-                self._host, self._port, timeout=CONNECT_SECONDS, context=self._tls.context()
-            ), False
-        return http.client.HTTPConnection(self._host, self._port, timeout=CONNECT_SECONDS), False
+        host, port = self._at.hostname or "", self._at.port
+        if self._tls is None:
+            return http.client.HTTPConnection(host, port, timeout=CONNECT_SECONDS), False
+        return http.client.HTTPSConnection(host, port, timeout=CONNECT_SECONDS, context=self._tls.context()), False
 
     def keep(self, connection: http.client.HTTPConnection) -> None:
-        """Keep a connection whose answer was read to its end. Called in threads."""
         self._idle.append(connection)
 
     def headers(self) -> dict[str, str]:
-        """With the token, of which the file is read again. Called in threads.
-
-        Raises:
-            WrongError: the token cannot be read.
-        """
+        """With the token, of which the file is read again."""
         try:
             return self._connection.headers()
         except (OSError, ValueError) as error:
             raise WrongError(f"{self.name} was not asked: {error}") from error
 
     def path(self, path: str) -> str:
-        """A route's path at this URL."""
-        return self._prefix + path
+        return self._at.path.rstrip("/") + path
 
     async def aclose(self) -> None:
-        """Close the connections that wait."""
         while self._idle:
             self._idle.pop().close()
 
 
 class _Call:
-    """One request, carried out in a thread."""
+    """One request, carried out in a thread. `until` is the end of its time, which begins when it has a thread."""
 
     def __init__(self, source: HttpByteSource, path: str, headers: dict[str, str], patience: float) -> None:
-        self._source = source
-        self._path = path
-        self._headers = headers
-        self._patience = patience
+        self._source, self._path, self._headers, self._patience = source, path, headers, patience
         self._connection: http.client.HTTPConnection | None = None
         self._is_shut = False
-        self.within = CONNECT_SECONDS + STALL_SECONDS + patience
-        self._until = math.inf  # a call that waits for a thread has all of its time
-
-    @property
-    def is_late(self) -> bool:
-        """Whether its time is over."""
-        return time.monotonic() > self._until
+        self.within, self.until = CONNECT_SECONDS + STALL_SECONDS + patience, math.inf
 
     def shut(self) -> None:
-        """End it from another thread."""
         self._is_shut = True
         sock = None if self._connection is None else self._connection.sock
         if sock is not None:
@@ -172,38 +131,29 @@ class _Call:
     def run(self, take: Take[ResultT]) -> ResultT:
         """Send it and take the answer; once more where a connection that was kept turns out to be closed."""
         name, headers = self._source.name, self._source.headers() | self._headers
-        self._until = time.monotonic() + self.within
+        self.until = time.monotonic() + self.within
         while True:
-            connection, was_kept = self._source.connected()
-            self._connection = connection
+            self._connection, was_kept = self._source.connect()
+            is_whole = False
             try:
                 try:
-                    response = self._sent(connection, headers)
+                    response = self._send(self._connection, headers)
                 except (ConnectionError, http.client.BadStatusLine):
                     if was_kept and not self._is_shut:
-                        connection.close()
                         continue
                     raise
-                result = self._answered(response, take)
-            except UpstreamError:
-                connection.close()
-                raise
+                result = self._read_answer(response, take)
+                is_whole = response.isclosed() and not response.will_close and not self._is_shut
             except TimeoutError as error:
-                connection.close()
                 raise UnreachableError(f"{name} stalled: it sent nothing for {STALL_SECONDS:g} s") from error
             except (OSError, http.client.HTTPException) as error:
-                connection.close()
-                raise UnreachableError(f"{name} cut the connection or cannot be reached: {_said(error)}") from error
-            except BaseException:
-                connection.close()
-                raise
-            if response.isclosed() and not response.will_close and not self._is_shut:
-                self._source.keep(connection)
-            else:
-                connection.close()
+                why = why_refused(error) or str(error) or type(error).__name__
+                raise UnreachableError(f"{name} cut the connection or cannot be reached: {why}") from error
+            finally:
+                self._source.keep(self._connection) if is_whole else self._connection.close()
             return result
 
-    def _sent(self, connection: http.client.HTTPConnection, headers: dict[str, str]) -> http.client.HTTPResponse:
+    def _send(self, connection: http.client.HTTPConnection, headers: dict[str, str]) -> http.client.HTTPResponse:
         if getattr(connection, "sock", None) is None:
             connection.connect()
         if self._is_shut:
@@ -216,7 +166,7 @@ class _Call:
         if "Content-Length" in response.headers and "Transfer-Encoding" in response.headers:
             raise WrongError(f"{self._source.name} gave an answer of two lengths")
 
-    def _answered(self, response: http.client.HTTPResponse, take: Take[ResultT]) -> ResultT:
+    def _read_answer(self, response: http.client.HTTPResponse, take: Take[ResultT]) -> ResultT:
         try:
             self._require_one_length(response)
             if response.status < 300:
@@ -228,7 +178,7 @@ class _Call:
         told = f"{self._source.name} answered {response.status} to {self._path}: {text}"
         if response.status in _TOO_LATE:
             raise GoneError(told)
-        raise UnreachableError(told) if response.status in _NOT_NOW else WrongError(told)
+        raise UnreachableError(told) if response.status in NOT_NOW else WrongError(told)
 
 
 def _receive(response: http.client.HTTPResponse, buffer: memoryview, until: float) -> None:
@@ -243,7 +193,3 @@ def _receive(response: http.client.HTTPResponse, buffer: memoryview, until: floa
         at += count
     if response.read(1):  # its end, so that the connection can be kept
         raise WrongError("the answer goes on behind the part that was asked for")
-
-
-def _said(error: Exception) -> str:
-    return why_refused(error) or str(error) or type(error).__name__

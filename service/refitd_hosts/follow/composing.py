@@ -6,11 +6,22 @@ from pathlib import Path
 from refitd.state.store import Store
 from refitd.update.fleet import Fleet
 from refitd.update.targets import Targets
-from refitd_hosts.follow.connecting import connect_upstream
+from refitd_client.bucket.objects import Bucket, is_bucket_url
+from refitd_client.http.connection import Connection
+from refitd_hosts.follow.bucket import BucketUpstream
 from refitd_hosts.follow.follower import UpstreamFollower
-from refitd_hosts.follow.options import FollowSettings
+from refitd_hosts.follow.hub import HubUpstream
+from refitd_hosts.follow.options import FollowSettings, check_upstream
 from refitd_hosts.follow.puller import Puller
-from refitd_hosts.follow.sources import FollowedSources
+from refitd_hosts.follow.upstream import FollowedSources, Upstream
+
+
+def connect_upstream(url: str, *, token_file: Path | None) -> Upstream:
+    """The upstream at a URL: a refitd, or an object store. The file has the bearer token for it."""
+    check_upstream(url)
+    if is_bucket_url(url):
+        return BucketUpstream(Bucket.at(url))
+    return HubUpstream(Connection(url=url.rstrip("/"), token_file=token_file))
 
 
 def compose_follower(
@@ -26,24 +37,10 @@ def compose_follower(
     nudge: Callable[[], None],
     port: int,
 ) -> UpstreamFollower | None:
-    """What follows the upstreams of the settings, None where there are none.
-
-    Args:
-        settings: name the upstreams, and this follower.
-        store: what the service knows.
-        targets: what engines are to serve.
-        fleet: the engines.
-        root: what is pulled into.
-        guard: says why what is at the root's path is not the root, None where it is.
-        run: the run to follow; None for the only one.
-        quorum: engines that must serve a version before it counts as served.
-        nudge: has the catalog scan soon.
-        port: the one that this service listens on.
-    """
+    """What follows the upstreams of the settings, None where there are none. See `Puller` and `UpstreamFollower`."""
     if not settings.follow:
         return None
-    upstreams = [connect_upstream(url, token_file=settings.follow_token_file) for url in settings.follow]
-    sources = FollowedSources(upstreams)
+    sources = FollowedSources([connect_upstream(url, token_file=settings.follow_token_file) for url in settings.follow])
     return UpstreamFollower(
         store,
         targets,

@@ -36,13 +36,12 @@ from refitd_client.contract.follow import (
 )
 from refitd_client.contract.naming import installed_release
 from refitd_client.contract.states import VersionState
-from refitd_hosts.follow.hearing import Hearing
 from refitd_hosts.follow.orders import Orders
 from refitd_hosts.follow.pull_turn import PullTurn
 from refitd_hosts.follow.puller import Puller, PullRefusedError
-from refitd_hosts.follow.reporting import UpstreamReporter
-from refitd_hosts.follow.sources import FollowedSources
+from refitd_hosts.follow.reporting import Hearing, UpstreamReporter
 from refitd_hosts.follow.upstream import (
+    FollowedSources,
     FollowerIdentity,
     GoneError,
     UnreachableError,
@@ -72,7 +71,10 @@ class _Failure:
 
 
 class UpstreamFollower:
-    """Follows one run of the first upstream that answers. `needs` are ids of versions that must stay on this host."""
+    """Follows one run of the first upstream that answers, or the only one for None. `nudge` has the catalog scan soon.
+    `quorum` engines must serve a version before it counts as served. `freely`: this host decides for itself, also where
+    a hub would lead it.
+    """
 
     def __init__(
         self,
@@ -88,28 +90,8 @@ class UpstreamFollower:
         quorum: int = 1,
         freely: bool = False,
     ) -> None:
-        """Do nothing yet.
-
-        Args:
-            store: what the service knows.
-            targets: what engines are to serve; hears of orders.
-            fleet: the engines of this host.
-            puller: pulls into the root.
-            sources: the upstreams, in the order in which they are tried.
-            identity: what this follower tells of itself.
-            run: the run to follow; None for the only one.
-            nudge: has the catalog scan soon.
-            quorum: engines that must serve a version before it counts as served.
-            freely: this host decides for itself, also where a hub would lead it.
-        """
-        self._store = store
-        self._fleet = fleet
-        self._freely = freely
-        self._puller = puller
-        self._sources = sources
-        self._identity = identity
-        self._nudge = nudge
-        self._quorum = quorum
+        self._store, self._fleet, self._puller, self._sources = store, fleet, puller, sources
+        self._identity, self._nudge, self._quorum, self._freely = identity, nudge, quorum, freely
         self._wake = Notifier()
         self._orders = Orders(store, targets, self._wake, run=run)
         self._turn = PullTurn(sources, store.clock)
@@ -133,7 +115,12 @@ class UpstreamFollower:
     @property
     def needs(self) -> frozenset[str]:
         """The ids of versions that must stay here, since the upstream wants them or what stands on them."""
-        return self._plan.needs if self._pulling is None else self._plan.needs | {self._pulling[0]}
+        return self._plan.needs.union(filter(None, [self._pulled]))
+
+    @property
+    def _pulled(self) -> str | None:
+        """The id of the version that is being pulled."""
+        return None if self._pulling is None else self._pulling[0]
 
     @property
     def run_followed(self) -> str | None:
@@ -150,7 +137,6 @@ class UpstreamFollower:
         return self._sources.upstream.leads and not self._freely
 
     def following(self) -> Following:
-        """What this follower says of itself."""
         run, store = self.run_followed or "", self._store
         desired, serves, engines = store.runs.desired.get(run), self._serves(run), store.engines_of(run)
         paused = why_it_waits(store.updates.get(run))
@@ -174,7 +160,7 @@ class UpstreamFollower:
             desired=desired,
             ordered=store.runs.ordered.get(run),
             serves=serves,
-            pulling=None if self._pulling is None else self._pulling[0],
+            pulling=self._pulled,
             pulled_bytes=self._puller.arrived if self._pulling is not None and self._turn.ahead is None else 0,
             source=self._turn.source,
             ahead=self._turn.ahead,
@@ -213,7 +199,7 @@ class UpstreamFollower:
             told=self.following(),
             number=self._reports,
             holds=tuple(holds),
-            pulls=() if self._pulling is None else (self._pulling[0],),
+            pulls=() if self._pulled is None else (self._pulled,),
             freely=self._freely,
             tried=self._tried,
         )
@@ -222,7 +208,6 @@ class UpstreamFollower:
         return self._pulling is not None or self.following().order is OrderState.COMES
 
     def _answered(self, reply: HostReply) -> None:
-        """The upstream has replied to a report."""
         upstream = self._sources.upstream
         self._knows = upstream.name, reply.knows
         self._hearing.took_report()
@@ -266,7 +251,6 @@ class UpstreamFollower:
         return ordered if ordered is not None and is_proven(ordered, engines, self._quorum) else None
 
     async def run(self) -> None:
-        """Follow until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._listen(), name="follow: listen")
@@ -384,7 +368,7 @@ class UpstreamFollower:
         self._in_the_way = self._orders.make_way(needed, self._sources.upstream.name)
         # One that the catalog has found already has its name: its pull is about to end by itself.
         kept = {*self._plan.pull, *(version for version, state in here.items() if not state.is_gone)}
-        if self._pulling is not None and self._pulling[0] not in kept:
+        if self._pulling is not None and self._pulled not in kept:
             self._pulling[1].cancel()
         if self._pulling is None and self._plan.pull:
             wanted = next(version for version in offered.versions if version.id == self._plan.pull[0])
@@ -398,7 +382,7 @@ class UpstreamFollower:
         return others_of(offered.versions, self._store.versions) if self._sources.upstream.leads else frozenset()
 
     async def _tidy(self) -> None:
-        """Remove what is left of pulls whose versions nobody wants any more."""
+        """Remove what is left of pulls whose versions are not wanted any more."""
         if self._offered is not None and self._pulling is None and self._kept_for != self._plan.needs:
             is_tidy = await self._puller.keep_only(self._offered.run, needs := self._plan.needs)
             self._kept_for = needs if is_tidy else None
@@ -446,30 +430,30 @@ class UpstreamFollower:
 
     def _tell(self) -> None:
         """Set the fault of the upstream, or clear it, and what is known of it."""
-        name, pulling = self._sources.upstream.name, None if self._pulling is None else self._pulling[0]
-        wanted = self._store.runs.desired.get(self.run_followed or "")
-        disobeyed = self._unreported() or self._orders.refused or self._orders.lost
+        turn, name = self._turn, self._sources.upstream.name
         word = self._hearing.word(
             name,
             self.run_followed,
             self._offered,
+            host=self._identity.name,
             leads=self.is_led,
-            wanted=wanted,
-            pulling=pulling,
-            disobeyed=disobeyed,
+            wanted=self._store.runs.desired.get(self.run_followed or ""),
+            pulling=self._pulled,
+            source=turn.source,
+            ahead=turn.ahead,
+            store_fault=turn.store_fault,
+            disobeyed=self._unreported() or self._orders.refused or self._orders.lost,
         )
-        turn, host = self._turn, self._identity.name
-        word = replace(word, source=turn.source, ahead=turn.ahead, store_fault=turn.store_fault, host=host)
         self._store.runs.set_upstream(word)
         before, fault = self._store.faults.upstream, self._fault()
-        self._store.faults.set_upstream(fault)
+        self._store.faults.set(upstream=fault)
         if fault is not None and before is None:
             self._store.say("root", "upstream", fault, is_fault=True)
         elif fault is None and before is not None:
-            self._store.say("root", "upstream", f"{self._sources.upstream.name} is heard, and has what is wanted")
+            self._store.say("root", "upstream", f"{name} is heard, and has what is wanted")
 
     def _unreported(self) -> str | None:
-        """Why the upstream orders nothing here, in a sentence; None where it takes reports, or does not answer."""
+        """Why the upstream orders nothing here; None where it takes reports, or does not answer."""
         fault = self._reporter.fault
         return None if fault is None else f"the hub takes no report of this host: {fault}"
 

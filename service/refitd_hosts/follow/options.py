@@ -8,9 +8,25 @@ from uuid import uuid4
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from refitd.text import advertised_url
-from refitd_hosts.follow.connecting import check_upstream
+from refitd.text import advertised_url, is_web_address
+from refitd_client.bucket.objects import Bucket, is_bucket_url
+from refitd_client.errors import BucketError
 from refitd_hosts.follow.upstream import FollowerIdentity
+
+
+def check_upstream(url: str) -> None:
+    """Refuse what names no upstream, by a ValueError with a sentence."""
+    if is_bucket_url(url):
+        try:
+            Bucket.at(url)
+        except BucketError as error:
+            raise ValueError(str(error)) from None
+    elif not is_web_address(url) or "@" in url:
+        shown = "" if "@" in url else f" {url!r}"
+        raise ValueError(
+            f"--follow{shown} names no upstream: write the URL of a refitd, such as http://hub:8700, or of an object "
+            "store, such as s3://bucket/prefix, without credentials"
+        )
 
 
 def _split(value: object) -> object:
@@ -18,8 +34,6 @@ def _split(value: object) -> object:
 
 
 class FollowSettings(BaseSettings):
-    """What is followed, and what this service tells its upstream of itself."""
-
     model_config = SettingsConfigDict(
         env_prefix="REFITD_", env_ignore_empty=True, frozen=True, extra="forbid", hide_input_in_errors=True
     )
@@ -47,11 +61,7 @@ class FollowSettings(BaseSettings):
     )
 
     def check_follow(self) -> None:
-        """Refuse upstreams that are none, and settings of a follower without an upstream.
-
-        Raises:
-            ValueError: with a sentence that names the setting.
-        """
+        """Refuse upstreams that are none, and settings of a follower without an upstream, by a ValueError."""
         for url in self.follow:
             check_upstream(url)
         if not self.follow and (set_ := self.model_fields_set & {"follow_token_file", "follower", "follow_freely"}):
@@ -59,6 +69,5 @@ class FollowSettings(BaseSettings):
             raise ValueError(f"{flag} is for a service that follows an upstream: add --follow URL")
 
     def identity(self, port: int) -> FollowerIdentity:
-        """What this service tells its upstream of itself. `port` is the one that it listens on."""
         name = self.follower or f"{socket.gethostname()}:{port}"
         return FollowerIdentity(name=name, process=uuid4().hex)

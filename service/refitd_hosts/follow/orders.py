@@ -34,21 +34,12 @@ LEADERS = 16  # whose epochs are remembered
 class Orders:
     """The orders of one host. `wake` is notified when there is something new to pull. `refused` is why what the
     upstream said last was not obeyed, and `lost` that it wants nothing and does not know what engines here serve, in a
-    sentence. `asked` is the version that it wanted last, obeyed or not.
+    sentence. `asked` is the version that it wanted last, obeyed or not. `run` is the run to follow, None for the only
+    one. Sentences call the upstream by the name that each call gives.
     """
 
     def __init__(self, store: Store, targets: Targets, wake: Notifier, *, run: str | None) -> None:
-        """Change nothing yet.
-
-        Args:
-            store: what the service knows.
-            targets: what engines are to serve; hears of orders.
-            wake: notified when another version is wanted.
-            run: the run to follow; None for the only one.
-        """
-        self._store = store
-        self._targets = targets
-        self._wake = wake
+        self._store, self._targets, self._wake = store, targets, wake
         self.run = run
         self.refused: str | None = None
         self.lost: str | None = None
@@ -56,18 +47,11 @@ class Orders:
 
     @property
     def lead(self) -> HostLead:
-        """Which hub was obeyed last, as it is written down."""
         return self._store.origin.lead
 
     def obey(self, reply: HostReply, upstream: str) -> str | None:
-        """Have the engines of this host serve what a reply of the hub says that leads it.
-
-        Args:
-            reply: of the hub.
-            upstream: what sentences call it.
-
-        Returns:
-            The run whose engines are to be loaded again though they serve the version; None where none is.
+        """Have the engines of this host serve what a reply of the hub says that leads it. Return the run whose engines
+        are to be loaded again though they serve the version; None where none is.
         """
         before, by = self.lead, reply.told_by or upstream
         self.refused = refusal_of(reply, before, upstream)
@@ -104,7 +88,6 @@ class Orders:
         Args:
             run: the version's.
             version: its id.
-            upstream: what sentences call the upstream.
             knows: the id of the newest version of the run that it knows, "" for none; None where it may go back.
             digest: of the version's contents there, None where that is not known.
         """
@@ -124,11 +107,6 @@ class Orders:
     def follow_end(self, run: str, upstream: str, *, is_closed: bool) -> None:
         """Close a run that has ended at the upstream, and open it again where it goes on there: then this host keeps
         of it what the upstream keeps.
-
-        Args:
-            run: the run that is followed.
-            upstream: what sentences call the upstream.
-            is_closed: whether the run is closed there.
         """
         if is_closed:
             self._store.close_run(run)
@@ -136,12 +114,7 @@ class Orders:
             self._store.reopen_run(run, f"it is open at {upstream}")
 
     def make_way(self, versions: Collection[str], upstream: str) -> dict[str, str]:
-        """Set aside versions of whose names the upstream has others. Return why those stay that do, by their ids.
-
-        Args:
-            versions: their ids.
-            upstream: what sentences call the upstream.
-        """
+        """Set aside versions of whose names the upstream has others. Return why those stay that do, by their ids."""
         known = [self._store.versions[version] for version in sorted(versions)]
         found = [(each, self.set_aside(each)) for each in known]
         return {each.id: self._why_other(each, upstream, why) for each, why in found if why is not None}

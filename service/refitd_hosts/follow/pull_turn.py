@@ -21,9 +21,15 @@ from refitd_client.contract.follow import HostPull
 from refitd_client.errors import BucketError
 from refitd_hosts.follow.bucket import BucketUpstream
 from refitd_hosts.follow.byte_source import SLOWEST, STALL_SECONDS
-from refitd_hosts.follow.sources import FollowedSources
-from refitd_hosts.follow.transfer import ManifestSource, Sources
-from refitd_hosts.follow.upstream import ByteSource, DamagedError, FilePart, StoreError, UpstreamError
+from refitd_hosts.follow.upstream import (
+    ByteSource,
+    DamagedError,
+    FilePart,
+    FollowedSources,
+    Sources,
+    StoreError,
+    UpstreamError,
+)
 
 LEFT_SECONDS = 600.0  # for which a store is not asked that did not give what it was asked for
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,62}")  # of a bucket or container: nothing that a URL would read otherwise
@@ -53,14 +59,7 @@ class PullTurn:
     """
 
     def __init__(self, sources: FollowedSources, clock: Clock) -> None:
-        """Nothing is pulled yet.
-
-        Args:
-            sources: the upstreams; those that are told hear of a change.
-            clock: the time.
-        """
-        self._sources = sources
-        self._clock = clock
+        self._sources, self._clock = sources, clock
         self._heard = Notifier()
         self._version = ""
         self._said: tuple[str, HostPull | None] | None = None  # by the upstream of this name
@@ -71,12 +70,11 @@ class PullTurn:
         self.store_fault: str | None = None
 
     def begin(self, version: str) -> None:
-        """A pull of a version is about to begin: it waits, where the upstream gives turns."""
+        """A pull is about to begin: it waits, where the upstream gives turns."""
         self._version, self._said, self.source = version, None, ""
         self.ahead = 0 if self._sources.upstream.leads else None
 
     def end(self) -> None:
-        """Nothing is pulled any more."""
         self.source, self.ahead = "", None
 
     def heard(self, upstream: str, pull: HostPull | None) -> None:
@@ -92,9 +90,7 @@ class PullTurn:
     async def pulled(self, pull: Callable[[Sources | None], Awaitable[PulledT]], say: Callable[[str], None]) -> PulledT:
         """Pull from the store that the upstream names, and where that does not give it from the upstream in turn.
 
-        Args:
-            pull: pulls from these sources; None are the upstreams.
-            say: hears why a store is left, a sentence without its subject.
+        `pull` gets the sources, None for the upstreams, and `say` why a store is left, a sentence without its subject.
         """
         while True:
             sources = await self.taken()
@@ -165,33 +161,19 @@ def named_wrong(store: str) -> str | None:
 
 
 class StoreSources:
-    """A version whose bytes come from an object store, and its manifest from the upstream."""
+    """A version whose bytes come from an object store of this name (its URL), and its manifest from the upstream."""
 
     def __init__(self, sources: Sources, name: str, store: ByteSource) -> None:
-        """Ask nothing yet.
-
-        Args:
-            sources: have the manifest.
-            name: the store's URL.
-            store: has the bytes.
-        """
-        self._sources = sources
-        self._store = store
-        self.name = name
+        self._sources, self._store, self.name = sources, store, name
 
     @property
-    def upstream(self) -> ManifestSource:
+    def upstream(self) -> ByteSource:
         return self
 
     async def manifest(self, version: str) -> bytes:
         return await self._sources.upstream.manifest(version)
 
     async def fill(self, part: FilePart, buffer: memoryview) -> None:
-        """Fill it from the store, whose own library tries again.
-
-        Raises:
-            StoreError: whatever went wrong.
-        """
         try:
             async with asyncio.timeout(STALL_SECONDS + part.length / SLOWEST):
                 await self._store.fill(part, buffer)

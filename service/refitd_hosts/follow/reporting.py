@@ -1,24 +1,31 @@
-"""Tells the upstream what this host is at, leases what it pulls there, and takes the reply.
+"""Tells the upstream what this host is at, leases what it pulls there, takes the reply, and notes when it was heard.
 
 Both sides repeat what is so, so that a report or a reply that is lost costs the time to the next.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import structlog
 
+from refitd.clock import Clock
+from refitd.state.faults import UpstreamWord
 from refitd_client.contract.follow import HostReply, HostReport
-from refitd_hosts.follow.sources import FollowedSources
-from refitd_hosts.follow.upstream import UnreachableError, UpstreamError
+from refitd_hosts.follow.upstream import FollowedSources, UnreachableError, UpstreamError, UpstreamRun
 
 RESTS_SECONDS = 10.0  # between two reports
 BUSY_SECONDS = 1.0  # while something is under way, or the last report was not taken; more where the upstream says so
+QUIET_SECONDS = 10.0  # without an answer, after which that is a fault
 
 log = structlog.get_logger("refitd")
 
 
 class UpstreamReporter:
-    """Reports when something has changed, and at intervals. `fault` is why the upstream takes no reports."""
+    """Reports when something has changed, and at intervals. `fault` is why the upstream takes no reports.
+
+    `tell` makes the report of this moment, and `heard` gets each reply to the newest one. `is_busy`: something is under
+    way. `refused` gets the name of an upstream that takes no reports of this host.
+    """
 
     def __init__(
         self,
@@ -28,20 +35,7 @@ class UpstreamReporter:
         is_busy: Callable[[], bool],
         refused: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Send nothing yet.
-
-        Args:
-            sources: the upstreams, which notify when the upstream is to hear of something.
-            tell: makes the report of this moment.
-            heard: gets each reply to the newest report.
-            is_busy: whether something is under way.
-            refused: gets the name of an upstream that takes no reports of this host.
-        """
-        self._sources = sources
-        self._tell = tell
-        self._heard = heard
-        self._is_busy = is_busy
-        self._refused = refused
+        self._sources, self._tell, self._heard, self._is_busy, self._refused = sources, tell, heard, is_busy, refused
         self._is_soon = False
         self._busy_seconds = BUSY_SECONDS
         self._sent = 0  # reports
@@ -49,7 +43,6 @@ class UpstreamReporter:
         self.fault: str | None = None
 
     async def run(self) -> None:
-        """Report until cancelled."""
         while True:
             seen = self._sources.told.count
             await self.report()
@@ -81,3 +74,62 @@ class UpstreamReporter:
         self._busy_seconds = min(RESTS_SECONDS, max(BUSY_SECONDS, reply.busy_seconds))
         if upstream is self._sources.upstream:
             self._heard(reply)
+
+
+class Hearing:
+    """What became of the last looks at the upstream. `heard_at` is when one was answered (RFC 3339), None for never;
+    `unclear` is why the answer does not say what to follow, in a sentence.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._heard: float | None = None
+        self._taken: float | None = None
+        self._why: str | None = None
+        self.heard_at: str | None = None
+        self.unclear: str | None = None
+
+    def answered(self) -> None:
+        self._why = self.unclear = None
+        self._heard, self.heard_at = self._clock.monotonic(), self._clock.now()
+
+    def took_report(self) -> None:
+        self._taken = self._clock.monotonic()
+
+    def failed(self, why: str) -> None:
+        self._why = why
+
+    @property
+    def silent_since(self) -> str | None:
+        """When it was heard last, "" where that was not since the start; None while it is heard.
+
+        One that does not answer for some seconds is heard, if it has answered before.
+        """
+        is_quiet = self._heard is None or self._clock.monotonic() - self._heard >= QUIET_SECONDS
+        return self.heard_at or "" if self._why is not None and is_quiet else None
+
+    @property
+    def fault(self) -> str | None:
+        """What is wrong, in a sentence; None where it is heard, and says what can be followed."""
+        since = self.silent_since
+        if since is None:
+            return self.unclear
+        when = f"since {since}" if since else "since the start"
+        return f"nothing was heard from an upstream {when}: {self._why}; engines stay on what was ordered last"
+
+    def word(self, name: str, run: str | None, offered: UpstreamRun | None, **facts: Any) -> UpstreamWord:
+        """What is known of the upstream now. `offered` is what it has said of the run last; `facts` are the others of
+        `UpstreamWord`.
+        """
+        listed = None if offered is None else frozenset(version.id for version in offered.versions)
+        return UpstreamWord(
+            name=name,
+            run=run,
+            silent_since=self.silent_since,
+            is_paused=offered is not None and offered.is_paused,
+            elsewhere=None if offered is None else offered.desired,
+            has_ended=self.heard_at is not None and (offered is None or offered.is_closed),
+            listed=frozenset() if listed is None and self.heard_at is not None else listed,
+            reported=self._taken,
+            **facts,
+        )

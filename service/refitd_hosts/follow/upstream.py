@@ -1,17 +1,18 @@
 """The port to an upstream: where a follower learns which versions exist, and gets their bytes.
 
-An upstream is another refitd (`hub.py`) or an object store. The follower asks it and is never called by it through this
-port. Nothing that an upstream delivers is believed: the puller compares all bytes with the manifest's
-digests, the manifest with the version's digest, and the catalog validates the version again.
+An upstream is another refitd (`hub.py`) or an object store (`bucket.py`). The follower asks it and is never called by
+it. Nothing that an upstream delivers is believed: the puller compares all bytes with the manifest's digests, the
+manifest with the version's digest, and the catalog validates the version again.
 
 `look` is the truth. `changes` only says "look again", early: it may miss changes, and the follower looks at regular
 intervals as well.
 """
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from refitd.state.observer import Notifier
 from refitd.state.version import VersionRecord
 from refitd_client.contract.follow import HostReply, HostReport
 from refitd_client.contract.naming import Order, version_folder
@@ -31,9 +32,8 @@ class GoneError(UpstreamError):
 
 
 class WrongError(UpstreamError):
-    """It gave what is not right: bytes with another digest, an answer that does not parse, or it refused the token.
-
-    Asking this source again does not help.
+    """It gave bytes with another digest, an answer that does not parse, or refused the token. Asking again does not
+    help.
     """
 
 
@@ -51,18 +51,10 @@ class StoreError(UpstreamError):
 class UpstreamVersion:
     """A sealed version of an upstream.
 
-    Attributes:
-        id: as on every host, see `contract/naming.py`.
-        run: its run.
-        order: its place in the run.
-        digest: of its manifest (`Manifest.digest`); None where it has no manifest, and then it cannot be pulled.
-        kind: a delta or a full version.
-        base: the id of the version that a delta leads from.
-        bytes: of all its files.
-        pinned: whether an operator keeps it.
-        barred: whether it was rolled back from, so that no engine goes there.
-        allow_missing: patterns of the names of tensors that it may lack of the engines' model's, as its publisher said.
-        allow_extra: whether it may have tensors that the engines' model lacks.
+    `digest` is that of its manifest; a version without one cannot be pulled. `base` is the id of the version that a
+    delta leads from. `barred`: it was rolled back from, so that no engine goes there. `allow_missing` are patterns of
+    the names of tensors that it may lack of the engines' model's; `allow_extra`: it may have tensors that the model
+    lacks.
     """
 
     id: str
@@ -94,14 +86,10 @@ class UpstreamVersion:
 class UpstreamRun:
     """A run of an upstream.
 
-    Attributes:
-        run: its name.
-        versions: those that are sealed, newest first; at least the newest, and the bases that it needs.
-        desired: the id of the version that followers are to serve which no hub leads: the run's target, or a pointer in
-            an object store. None where there is none yet.
-        barred: the ids of others that were rolled back from, and whose files the upstream has no more.
-        is_closed: whether the run has ended.
-        is_paused: whether its updates are paused, so that no host goes to anything newer.
+    `versions` are those that are sealed, newest first: at least the newest, and the bases that it needs. `desired` is
+    the id of the version that followers are to serve which no hub leads: the run's target, or a pointer in an object
+    store; None where there is none yet. `barred` are the ids of others that were rolled back from, and whose files the
+    upstream has no more. `is_paused`: its updates are paused, so that no host goes to anything newer.
     """
 
     run: str
@@ -123,26 +111,29 @@ class FilePart:
 
 
 class ByteSource(Protocol):
-    """Something that has versions' bytes."""
+    """Something that has versions' bytes. Sentences call it by its name: its URL, without credentials."""
 
     @property
-    def name(self) -> str:
-        """What sentences call it: its URL, without credentials."""
+    def name(self) -> str: ...
+
+    async def manifest(self, version: str) -> bytes:
+        """The bytes of a version's manifest, as its publisher wrote it."""
         ...
 
     async def fill(self, part: FilePart, buffer: memoryview) -> None:
-        """Fill `buffer`, which has `part.length` bytes, with that part of a file.
-
-        The bytes that arrived before an error are in the buffer, and are not to be used.
-
-        Raises:
-            UnreachableError: see there; so are GoneError and WrongError.
+        """Fill `buffer`, which has `part.length` bytes, with that part of a file, or raise an UpstreamError: the bytes
+        that arrived before it are in the buffer, and are not to be used.
         """
         ...
 
-    async def aclose(self) -> None:
-        """Give back connections."""
-        ...
+    async def aclose(self) -> None: ...
+
+
+class Sources(Protocol):
+    """Whom to pull from. It may change during a pull, as when an upstream is gone and the next one is used."""
+
+    @property
+    def upstream(self) -> ByteSource: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,15 +145,15 @@ class FollowerIdentity:
 
 
 class Upstream(ByteSource, Protocol):
-    """What a follower follows. Calls have deadlines, and raise nothing but `UpstreamError` for what it does."""
+    """What a follower follows. Calls have deadlines, and raise nothing but `UpstreamError` for what it does.
+
+    `leads`: its replies say what the hosts that follow it serve.
+    """
+
+    leads: bool
 
     async def look(self, run: str | None) -> Sequence[UpstreamRun]:
         """The run of this name, or all runs that have not ended."""
-        ...
-
-    @property
-    def leads(self) -> bool:
-        """Whether its replies say what the hosts that follow it serve."""
         ...
 
     def changes(self, name: str) -> AsyncIterator[bool]:
@@ -171,10 +162,26 @@ class Upstream(ByteSource, Protocol):
         """
         ...
 
-    async def manifest(self, version: str) -> bytes:
-        """The bytes of a version's manifest, as its publisher wrote it."""
-        ...
-
     async def report(self, report: HostReport) -> HostReply:
         """Tell what this host is at, and lease what it pulls."""
         ...
+
+
+@dataclass(slots=True)
+class FollowedSources:
+    """The upstreams, in the order in which they are tried. `told` is notified when one is to hear of something."""
+
+    upstreams: Sequence[Upstream]
+    told: Notifier = field(default_factory=Notifier)
+    _current: int = 0
+
+    @property
+    def upstream(self) -> Upstream:
+        return self.upstreams[self._current]
+
+    def next(self) -> None:
+        self._current = (self._current + 1) % len(self.upstreams)
+
+    async def aclose(self) -> None:
+        for upstream in self.upstreams:
+            await upstream.aclose()

@@ -21,8 +21,6 @@ def _bucket(url: str) -> str:
 
 
 class PushSettings(BaseSettings):
-    """Where good versions are pushed to."""
-
     model_config = SettingsConfigDict(
         env_prefix="REFITD_", env_ignore_empty=True, frozen=True, extra="forbid", hide_input_in_errors=True
     )

@@ -14,12 +14,8 @@ def to_push(versions: Iterable[VersionRecord], newest: Order | None, counting: C
     """Return the versions of a run to push, oldest first.
 
     Those that no follower needs are skipped: what is older than the newest full version. A delta goes after its base;
-    one whose base is neither in the store nor about to be is left out, and so is what stands on it.
-
-    Args:
-        versions: of the run, as this service knows them.
-        newest: the newest version that counts in the store, None where none does.
-        counting: the ids of all that count there.
+    one whose base is neither in the store nor about to be is left out, and so is what stands on it. `newest` is the
+    newest version that counts in the store, None where none does, and `counting` are the ids of all that count there.
     """
     good = sorted((each for each in versions if _is_whole(each)), key=lambda version: version.order)
     later = [version for version in good if newest is None or version.order > newest]
@@ -42,12 +38,9 @@ def for_followers(
     """What followers of the store are to serve at most: what engines here are to, or a newer version whose files are
     lost here alone. Nothing is wrong with that one in the store, so followers do not go back, as engines here do not.
 
-    It was served here, or followers were told to serve it. To any other that is lost here they do not go on.
-
-    Args:
-        pointer: the run's.
-        wanted: the version with files that engines here are to serve; None where that is not known.
-        known: the versions of the run that may be served here, and those that were lost and are deleted.
+    It was served here, or followers were told to serve it. To any other that is lost here they do not go on. `wanted`
+    is the version with files that engines here are to serve, None where that is not known. `known` are the versions of
+    the run that may be served here, and those that were lost and are deleted.
     """
     there = {each.id: each.digest for each in pointer.versions if not each.barred}
     told = pointer.desired or pointer.target
@@ -65,16 +58,10 @@ def wanted_there(
 ) -> str | None:
     """The id of the version that followers of the store are to serve: what engines here are to serve.
 
-    A newer one than theirs waits while the run's updates are paused here, and until a canary here has passed its
-    check. The first version of a run waits for nothing. Where all that is there is barred, followers are to stay, and
-    the next version waits like any other.
-
-    Args:
-        pointer: the run's.
-        wanted: what followers are to serve at most; None where that is not known, and they stay.
-        update: the run's newest update.
-        strategy: how versions go to the engines here.
-        engines: those here that follow the run.
+    A newer one than theirs waits while the run's updates are paused here, and until a canary here has passed its check.
+    The first version of a run waits for nothing. Where all that is there is barred, followers are to stay, and the next
+    version waits like any other. `wanted` is what followers are to serve at most, None where that is not known, and
+    they stay.
     """
     there = pointer.desired or pointer.target
     if wanted is None or there is None or wanted.order <= order_of(there):
@@ -88,11 +75,7 @@ def wanted_there(
 
 def missing_there(pointer: Pointer, wanted: VersionRecord | None, waiting: Collection[str]) -> str | None:
     """A sentence, where what engines here are to serve is not in the store and will not come; None where all is well.
-
-    Args:
-        pointer: the run's.
-        wanted: what engines here are to serve.
-        waiting: the ids of versions that are about to be pushed.
+    `waiting` are the ids of versions that are about to be pushed.
     """
     if wanted is None or wanted.in_memory or wanted.id in waiting:
         return None
@@ -114,13 +97,8 @@ def left_behind(
     known: Iterable[VersionRecord] = (),
 ) -> frozenset[str]:
     """The ids of versions that a rollback here has left and that are deleted here, so that no record says it: followers
-    would take the newest of them for good. Of those that were lost the records do say it.
-
-    Args:
-        pointer: the run's.
-        wanted: what followers are to serve at most.
-        deleted: the ids of versions that this service has deleted.
-        known: the versions of the run that may be served here, and those that were lost and are deleted.
+    would take the newest of them for good. Of those that were lost the records do say it. `wanted` and `known` are as
+    in `for_followers`, `deleted` are the ids of versions that this service has deleted.
     """
     if wanted is None:
         return frozenset()
@@ -129,11 +107,7 @@ def left_behind(
 
 
 def without_files(versions: Iterable[VersionRecord]) -> VersionRecord | None:
-    """The newest of a run, if its trainer wants no files of it: what has none is not pushed. None where it wants some.
-
-    Args:
-        versions: of the run, as this service knows them.
-    """
+    """The newest of a run, if its trainer wants no files of it: one without files is not pushed."""
     newest = max(versions, key=lambda version: version.order, default=None)
     if newest is None or not (newest.in_memory and newest.state.is_open) or newest.durability is None:
         return None

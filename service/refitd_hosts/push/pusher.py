@@ -35,23 +35,12 @@ log = structlog.get_logger("refitd")
 
 
 class Pusher:
-    """Pushes every run of the root. `uploading` are the ids of versions whose files it reads: they must stay."""
+    """Pushes every run of the root. `uploading` are the ids of versions whose files it reads: they must stay. Of each
+    run the newest `keep` versions stay in the bucket, besides their bases.
+    """
 
     def __init__(self, store: Store, targets: Targets, root: Path, bucket: Bucket, *, keep: int) -> None:
-        """Send nothing yet.
-
-        Args:
-            store: what the service knows.
-            targets: what engines are to serve.
-            root: where versions lie.
-            bucket: where they are pushed to.
-            keep: how many of the newest versions of a run stay there, besides their bases.
-        """
-        self._store = store
-        self._targets = targets
-        self._root = root
-        self._bucket = bucket
-        self._keep = keep
+        self._store, self._targets, self._root, self._bucket, self._keep = store, targets, root, bucket, keep
         self._runs: dict[str, BucketRun] = {}
         self._faults: dict[str, str] = {}
         self._lost: set[str] = set()
@@ -66,28 +55,26 @@ class Pusher:
         return self._bucket.name if any(each.id == version and each.digest == digest for each in there) else ""
 
     async def run(self) -> None:
-        """Push until cancelled."""
         failures = 0
         collect_at = self._store.clock.monotonic() + COLLECT_SECONDS
         while True:
             seen = self._store.changed.count
-            collects = self._store.clock.monotonic() >= collect_at
-            if collects:
+            if collects := self._store.clock.monotonic() >= collect_at:
                 collect_at = self._store.clock.monotonic() + COLLECT_SECONDS
-            failed = [await self._push_run(run, collects=collects) for run in self._names()]
-            failures = failures + 1 if any(failed) else 0
-            self._tell()
+            failures = failures + 1 if await self._look(collects=collects) else 0
             if failures:
                 await asyncio.sleep(min(LONGEST_PUSH_RETRY_SECONDS, PUSH_RETRY_SECONDS * 2.0 ** (failures - 1)))
             else:
                 await self._store.changed.wait_after(seen, within=PUSH_LOOK_SECONDS)
 
-    def _names(self) -> list[str]:
-        runs = {version.run for version in self._store.versions.values()}
-        return sorted(runs - self._lost)
+    async def _look(self, *, collects: bool) -> bool:
+        """Push what is new of each run; whether that failed."""
+        runs = {version.run for version in self._store.versions.values()} - self._lost
+        failed = [await self._push_run(run, collects=collects) for run in sorted(runs)]
+        self._store.faults.set(push="; ".join(self._faults.values()) or None)
+        return any(failed)
 
     async def _push_run(self, name: str, *, collects: bool) -> bool:
-        """Push what is new of a run; whether that failed."""
         self._say_without_files(name)
         try:
             run = await self._begun(name)
@@ -199,9 +186,6 @@ class Pusher:
             self._faults[run] = text
             self._store.say("root", "push", text, is_fault=True)
 
-    def _tell(self) -> None:
-        self._store.faults.set_push("; ".join(self._faults.values()) or None)
-
 
 def _counting(run: BucketRun) -> frozenset[str]:
     return frozenset() if run.pointer is None else frozenset(version.id for version in run.pointer.versions)
@@ -216,13 +200,9 @@ def _as_here(
 ) -> Callable[[Pointer | None], Pointer]:
     """What makes a pointer that says what is pinned, barred and wanted here, and whether the run has ended.
 
-    A version of another publisher may have the id of one that is here, and nothing is said of that.
-
-    Args:
-        known: the versions that are here.
-        wanted: the id of the one that followers are to serve; None leaves that as it is.
-        left: the ids of others that are barred.
-        is_closed: whether the run has ended.
+    A version of another publisher may have the id of one that is here, and nothing is said of that. `known` are the
+    versions that are here, `wanted` the id of the one that followers are to serve (None leaves that as it is), and
+    `left` the ids of others that are barred.
     """
 
     def change(pointer: Pointer | None) -> Pointer:

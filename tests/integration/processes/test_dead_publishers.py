@@ -111,6 +111,15 @@ def test_what_another_host_may_be_writing_stays_until_it_is_old(tmp_path: Path) 
         assert found.abandoned
 
 
+def test_what_a_pull_of_this_service_left_is_not_taken_for_dead(tmp_path: Path) -> None:
+    """It goes on with it."""
+    dead(tmp_path, "run").rename(left := tmp_path / "run" / f".incoming-v000001-{'a' * 32}")
+    with root_at(tmp_path) as root:
+        (found,) = survey(root, ["run"])
+        assert not found.abandoned
+    assert left.exists()
+
+
 @pytest.mark.parametrize("name", [".incoming-mine", f".incoming-{'a' * 32}"])
 def test_a_folder_that_no_publisher_has_made_is_let_alone(tmp_path: Path, name: str) -> None:
     mine = tmp_path / "run" / name

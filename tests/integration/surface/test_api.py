@@ -195,7 +195,7 @@ async def test_what_is_wrong_with_root_and_engines_file_can_be_asked(tmp_path: P
         assert (await stage.http.get("/v1/overview")).json()["faults"] == dict.fromkeys(
             ("root", "engines", "journal", "disk", "folders", "upstream", "push", "tls")
         )
-        stage.store.faults.set_engines_file("engines.yaml cannot be read")
+        stage.store.faults.set(engines_file="engines.yaml cannot be read")
         assert (await stage.http.get("/v1/overview")).json()["faults"]["engines"] == "engines.yaml cannot be read"
 
 

@@ -54,9 +54,6 @@ async def test_every_stage_of_an_update_is_timed_once(tmp_path: Path) -> None:
         assert found.value("refitd_loads_total", outcome="ack") == 2
         published = stage.store.versions["run~v000001"].files.bytes
         assert found.value("refitd_published_bytes_total", kind="full") == published
-        assert found.value("refitd_transport_bytes_total", transport="disk") == published
-        assert found.value("refitd_transport_seconds_count", transport="disk") == 1
-        assert found.value("refitd_transport_seconds_count", transport="gloo") == 0
 
 
 async def test_what_is_rejected_lost_or_refused_is_counted_by_reason(tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ async def test_a_service_whose_root_is_away_or_that_is_down_changes_nothing_for_
         shutil.rmtree(at.stage.root / SERVICE_FOLDER)
         assert (await at.stage.http.get("/v1/versions")).json()["root"] is not None  # it has not looked yet
         (unseen,) = await at.trains(1)
-        at.stage.store.faults.set_root("it is away")
+        at.stage.store.faults.set(root="it is away")
         assert (await at.stage.http.get("/v1/versions")).json()["root"] is None
         (away,) = await at.trains(2)
     with WeightPublisher(tmp_path / "new", RUN, "http://127.0.0.1:9") as publisher:

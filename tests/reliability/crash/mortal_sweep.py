@@ -34,8 +34,8 @@ async def sweep(place: Path, keep_last: int, delete: str | None = None) -> Recla
     writing = asyncio.create_task(journal.run())
     try:
         store = Store(journal, SystemClock())
-        store.faults.set_root(None)
-        store.faults.set_fleet(None)
+        store.faults.set(root=None)
+        store.faults.set(fleet=None)
         settings = Settings(root=root, state=state, keep_last=keep_last)
         if delete is not None:
             store.delete_run(delete)

@@ -50,7 +50,7 @@ def take_over(database: PostgresAddress, root: Path, write: int | None = None) -
     try:
         journal = open_group_journal(database, held, root)
         try:
-            failed = None if write is None else journal._commit([rows.put_version(version(write), write)])
+            failed = None if write is None else journal._commit([rows.put(version(write))])
             if failed is not None:
                 raise failed
         finally:

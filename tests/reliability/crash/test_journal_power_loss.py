@@ -39,7 +39,7 @@ def fact(number: int) -> tuple[rows.JournalWrite, rows.JournalWrite]:
     """Two writes that belong together: a version as it is at `number`, and the event that says so."""
     record = version(number % STEPS, reason=f"{number} " + "." * 2500)
     event = Event(seq=number, at="t", kind="version", subject=record.id, text=f"{number}")
-    return rows.put_version(record, number % STEPS), rows.put_event(event)
+    return rows.put(record), rows.put(event)
 
 
 async def keep(folder: Path, effects: list[Effect]) -> None:

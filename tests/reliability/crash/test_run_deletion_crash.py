@@ -13,6 +13,7 @@ from refitd.clock import SystemClock
 from refitd.state.journal import rows
 from refitd.state.journal.database import JOURNAL_NAME
 from refitd.state.journal.recovery import open_journal, reading
+from refitd.state.records import RunRecord
 from refitd.state.store import Store
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.states import VersionState
@@ -55,7 +56,7 @@ def files(root: Path, run: str) -> list[str]:
 def known(place: Path) -> tuple[bool, dict[str, VersionState]]:
     """Whether the journal has the mark, and what it says of the versions."""
     with reading(place / "state" / JOURNAL_NAME) as connection:
-        marked = any(run.run == GONE and run.deleted is not None for run in rows.read_runs(connection))
+        marked = any(run.run == GONE and run.deleted is not None for run in rows.read_records(connection, RunRecord))
         return marked, {record.id: record.state for record in rows.read_versions(connection)}
 
 

@@ -7,7 +7,6 @@ and the made-up catalog know versions by.
 import asyncio
 import errno
 import itertools
-import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -24,11 +23,10 @@ from refitd_client.contract.manifest import Manifest, parse_manifest
 from refitd_client.contract.naming import (
     INCOMING_PREFIX,
     MANIFEST_NAME,
-    PULLS,
     ROOT_NAME,
     SERVICE_FOLDER,
     TRASH,
-    run_slots,
+    pulled_into,
 )
 
 from .disk import Make, Pause, SimDisk, SimFolder, bytes_of, seen_at
@@ -127,9 +125,8 @@ class HostDisk(SimDisk):
         return [str(path.relative_to(self.root)) for path in (*self.being_written(), *discarded)]
 
     def being_pulled(self) -> set[str]:
-        journals = (self.root / SERVICE_FOLDER / PULLS / run_slots(RUN)).glob("v*")
-        lines = (line for journal in journals for line in journal.read_text().splitlines())
-        return {f"{RUN}/{json.loads(line)['folder']}" for line in lines if line.startswith("{")}
+        """The folders of unfinished pulls."""
+        return {f"{RUN}/{each.name}" for each in self.being_written() if pulled_into(each.name) is not None}
 
     def at(self, path: str) -> SimFolder:
         if (fault := self.guard()) is not None:

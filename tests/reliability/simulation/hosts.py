@@ -20,11 +20,10 @@ from refitd_client.contract.follow import Following
 from refitd_client.contract.naming import Order, version_id
 from refitd_client.contract.states import EngineState, VersionState
 from refitd_client.write import version_folder
-from refitd_hosts.follow import transfer
+from refitd_hosts.follow import puller
 from refitd_hosts.follow.follower import UpstreamFollower
 from refitd_hosts.follow.puller import Puller
-from refitd_hosts.follow.sources import FollowedSources
-from refitd_hosts.follow.upstream import FollowerIdentity
+from refitd_hosts.follow.upstream import FollowedSources, FollowerIdentity
 
 from .disk import SIM_BLOCK, Pause, SimFolder, seen_at
 from .fault import Call, Fault
@@ -199,7 +198,7 @@ class Hosts(World):
         self.was_left: set[str] = set()  # ids of versions that hosts may go back from
         self.counts: Counter[str] = Counter()
         self._patches = ExitStack()
-        self._patches.enter_context(mock.patch.object(transfer, "BLOCK", SIM_BLOCK))
+        self._patches.enter_context(mock.patch.object(puller, "BLOCK", SIM_BLOCK))
         self._patches.enter_context(mock.patch.object(version_folder, "free_bytes", self._free_bytes))
         super().__init__(seed, strategy=strategy, vllm=vllm)
         self.disk.keeps_manifests = False  # links hand out no manifest that a hub keeps, nor what that names

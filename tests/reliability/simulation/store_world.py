@@ -20,9 +20,9 @@ from refitd_client.contract import manifest
 from refitd_client.contract.naming import parse_version_folder
 from refitd_client.publish import bucket_target
 from refitd_client.write import version_folder
-from refitd_hosts.follow import bucket, transfer
+from refitd_hosts.follow import bucket, puller
 from refitd_hosts.follow.bucket import BucketUpstream
-from refitd_hosts.follow.sources import FollowedSources
+from refitd_hosts.follow.upstream import FollowedSources
 from refitd_hosts.push import pusher
 
 from .disk import SIM_BLOCK, SimFolder, templates
@@ -136,7 +136,7 @@ class StoreWorld(World):
         clock = SimpleNamespace(monotonic=lambda: self.loop.time() * HASTE, time=self._wall_time)
         for module, name, value in (
             (manifest, "BLOCK", SIM_BLOCK),
-            (transfer, "BLOCK", SIM_BLOCK),
+            (puller, "BLOCK", SIM_BLOCK),
             (version_folder, "free_bytes", self._free_bytes),
             (bucket_run, "PART", SIM_PART),
             (bucket, "LEASE_SECONDS", LEASE_SECONDS / HASTE),

@@ -29,8 +29,7 @@ from refitd_hosts.follow import pull_turn
 from refitd_hosts.follow.pull_turn import PullTurn
 from refitd_hosts.follow.puller import Puller
 from refitd_hosts.follow.reporting import UpstreamReporter
-from refitd_hosts.follow.sources import FollowedSources
-from refitd_hosts.follow.upstream import FilePart, Upstream
+from refitd_hosts.follow.upstream import FilePart, FollowedSources, Upstream
 from simulation.virtual_time import VirtualClock, VirtualLoop
 from support.checkpoints import publish, tensors
 

@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 from urllib.parse import unquote
 
 from refitd.api import follow
@@ -18,7 +19,7 @@ from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.states import VersionState
 from refitd_client.contract.wire import MAX_BARRED, Overview, VersionPage
 from refitd_client.errors import ServiceProblemError, ServiceUnreachableError
-from refitd_client.http.connection import Connection
+from refitd_client.http.routes import Call
 from refitd_hosts.follow.hub import HubUpstream
 from refitd_hosts.follow.upstream import FilePart, GoneError, UnreachableError, WrongError
 
@@ -175,18 +176,24 @@ class _Client:
         hub.heard_reply(name, reply, is_new=is_new)
         return reply
 
-    async def aclose(self) -> None:
-        pass
-
 
 class SimHub(HubUpstream):
     """A refitd at the end of a link, as the product follows it."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._connection = Connection(url=f"http://{link.to.name}")
+        self.name = f"http://{link.to.name}"
         self._bytes = SimBytes(link)  # type: ignore[assignment]
-        self._client = _Client(link)  # type: ignore[assignment]
+        self._client = _Client(link)
+
+    async def _exchange(self, call: Call[Any]) -> Any:
+        if call.result is HostReply:
+            return await self._client.report(call.body)
+        if call.result is Overview:
+            return await self._client.overview()
+        return await self._client.versions(
+            call.params["run"], VersionState(call.params["state"]), int(call.params["limit"])
+        )
 
     async def changes(self, name: str) -> AsyncIterator[bool]:
         try:

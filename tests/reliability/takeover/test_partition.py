@@ -14,7 +14,7 @@ from refitd.state.journal.database import LeadLostError
 from refitd.state.journal.journal import Journal
 from refitd.state.journal.leadership import EXIT_LEAD_LOST, Candidate, HeldLead
 from refitd.state.journal.postgres import PostgresDatabase
-from refitd.state.journal.rows import put_version
+from refitd.state.journal.rows import put
 from refitd.state.journal.schema import unpack
 from refitd.state.version import VersionRecord
 from support.hubs import Group, leader_of, rows, until
@@ -115,7 +115,7 @@ def _lead(database: PostgresAddress) -> HeldLead:
 def _write_on(journal: Journal, epoch: int, ended: list[Exception]) -> None:
     """Write as fast as it goes, until that is refused."""
     for number in count(1):
-        failed = journal._commit([put_version(version(number % 10, reason=f"{epoch}"), number)])
+        failed = journal._commit([put(version(number % 10, reason=f"{epoch}"))])
         if failed is not None:
             ended.append(failed)
             return

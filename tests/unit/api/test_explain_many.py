@@ -29,7 +29,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def explained(store: Store, record: VersionRecord = TWO, *, never_sent: bool = False) -> list[str]:
     plan = ReclaimPlan(items=[], freed_bytes=0)
-    return explain_version(record, store, Targets(store), plan, never_sent=never_sent)
+    return list(explain_version(record, store, Targets(store), plan, never_sent=never_sent))
 
 
 def put(store: Store, count: int, prefix: str, serving: str, state: EngineState, reason: str | None = None) -> None:

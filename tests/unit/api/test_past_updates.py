@@ -133,7 +133,7 @@ async def test_an_attempt_of_an_earlier_release_has_no_kind_and_counts_as_its_ve
     async with written(tmp_path) as store:
         store.put_version(version(1, kind=Kind.DELTA))
         attempt = store.open_attempt("a", version(1).id)
-        store.journal.append(rows.put_attempt(replace(attempt, outcome="ACK")))
+        store.journal.append(rows.put(replace(attempt, outcome="ACK")))
         store.loading.clear()
         (found,), _ = await looked(store, PastUpdates())
     assert found.done == {"delta": 1}

@@ -19,7 +19,7 @@ from refitd.state.journal.address import PostgresAddress
 from refitd.state.journal.leadership import Candidate
 from refitd.state.journal.postgres import open_group_journal
 from refitd.state.journal.recovery import open_journal
-from refitd.state.journal.rows import put_version
+from refitd.state.journal.rows import put
 from refitd.state.store import Store
 from refitd_client.validation.examine import structure
 from support.checkpoints import publish, tensors
@@ -195,7 +195,7 @@ def test_a_damaged_record_of_a_group_is_named_and_left_for_the_backup(tmp_path: 
     lead = Candidate(database, "http://hub:8700", 60.0).try_to_lead([].append)
     assert lead is not None
     journal = open_group_journal(database, lead, root)
-    journal.write_now([put_version(version(1), 1)])
+    journal.write_now([put(version(1))])
     journal.close()
     lead.release()
     with psycopg.connect(database.uri, autocommit=True) as connection:

@@ -13,7 +13,7 @@ from support.pulls import RUN, FakeSource, FakeSources, Stage, no_sleep
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
     """One version at the hub, nothing here. Blocks have 64 bytes, so that small files have several."""
-    monkeypatch.setattr("refitd_hosts.follow.transfer.BLOCK", 64)
+    monkeypatch.setattr("refitd_hosts.follow.puller.BLOCK", 64)
     monkeypatch.setattr(manifest, "BLOCK", 64)
     hub, root = tmp_path / "hub", tmp_path / "root"
     root.mkdir()

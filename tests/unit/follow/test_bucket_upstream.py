@@ -11,10 +11,10 @@ from refitd_client.contract.follow import Following, HostReport
 from refitd_client.contract.naming import Order
 from refitd_hosts.follow import bucket as followed
 from refitd_hosts.follow.bucket import BucketUpstream
-from refitd_hosts.follow.connecting import check_upstream, connect_upstream
+from refitd_hosts.follow.composing import connect_upstream
+from refitd_hosts.follow.options import check_upstream
 from refitd_hosts.follow.puller import Puller
-from refitd_hosts.follow.sources import FollowedSources
-from refitd_hosts.follow.upstream import FilePart, GoneError, UnreachableError, WrongError
+from refitd_hosts.follow.upstream import FilePart, FollowedSources, GoneError, UnreachableError, WrongError
 from support.buckets import NAME, RUN, ScriptedBucket, collected, keys, nth, publish_folder, unreachable
 from support.checkpoints import publish, tensors
 from support.published import check
@@ -48,7 +48,7 @@ async def _no_pause(seconds: float) -> None:
     del seconds
 
 
-def test_a_follower_pulls_what_was_published(bucket: ScriptedBucket, tmp_path: Path) -> None:
+def test_a_follower_pulls_what_was_published_and_lists_nothing(bucket: ScriptedBucket, tmp_path: Path) -> None:
     source = publish(tmp_path / "trainer", RUN, 1, tensors(1))
     publish_folder(bucket, source)
     folder = pull(bucket, tmp_path / "host")
@@ -56,11 +56,6 @@ def test_a_follower_pulls_what_was_published(bucket: ScriptedBucket, tmp_path: P
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
         path.name: path.read_bytes() for path in source.iterdir()
     }
-
-
-def test_a_follower_lists_nothing(bucket: ScriptedBucket, tmp_path: Path) -> None:
-    publish_folder(bucket, publish(tmp_path / "trainer", RUN, 1, tensors(1)))
-    pull(bucket, tmp_path / "host")
     assert "list" not in {method for method, _ in bucket.asked}
 
 
@@ -176,16 +171,6 @@ def test_a_store_that_is_away_for_any_look_of_a_pull_is_asked_again(
     check(folder)
 
 
-def test_an_unchanged_pointer_is_not_sent_again(bucket: ScriptedBucket, tmp_path: Path) -> None:
-    publish_folder(bucket, publish(tmp_path, RUN, 1, tensors(1)))
-    upstream = BucketUpstream(bucket)
-
-    async def twice() -> None:
-        assert await upstream.look(RUN) == await upstream.look(RUN)
-
-    asyncio.run(twice())
-
-
 def test_a_moved_pointer_is_a_change(bucket: ScriptedBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(followed, "CHANGES_SECONDS", 0.0)
     run = publish_folder(bucket, publish(tmp_path, RUN, 1, tensors(1)))
@@ -198,12 +183,6 @@ def test_a_moved_pointer_is_a_change(bucket: ScriptedBucket, tmp_path: Path, mon
             await anext(changes)
 
     asyncio.run(changed())
-
-
-def test_a_store_that_is_not_there_is_unreachable(bucket: ScriptedBucket) -> None:
-    bucket.before = nth(0, unreachable(), ("read",))
-    with pytest.raises(UnreachableError):
-        asyncio.run(BucketUpstream(bucket).look(RUN))
 
 
 def test_a_part_outside_the_versions_folder_is_not_asked_for(bucket: ScriptedBucket) -> None:

@@ -1,21 +1,19 @@
 """Which hub's replies a host obeys, by the epochs that it has heard."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from refitd.clock import SystemClock
-from refitd.state.journal.journal import Journal
 from refitd.state.observer import Notifier
-from refitd.state.store import Store
 from refitd.update.targets import Targets
 from refitd_client.contract.follow import HostReply
 from refitd_client.contract.states import VersionState
 from refitd_hosts.follow.orders import Orders
+from support.journals import stored
 from support.records import engine, version
 
 V1, V2 = version(1).id, version(2).id
@@ -24,54 +22,29 @@ V1, V2 = version(1).id, version(2).id
 @asynccontextmanager
 async def host(folder: Path, run: str | None = None) -> AsyncIterator[Orders]:
     """A host from its start to its end."""
-    store = Store(Journal(folder), SystemClock())
-    writing = asyncio.create_task(store.journal.run())
-    try:
+    async with stored(folder) as store:
         yield Orders(store, Targets(store, follows=True), Notifier(), run=run)
-        await store.durable()
-    finally:
-        writing.cancel()
-        await asyncio.wait({writing})
-        store.journal.close()
 
 
-def reply(
-    epoch: int,
-    again: int = 0,
-    leader: str = "hub",
-    knows: dict[str, str] | None = None,
-    digests: dict[str, str] | None = None,
-    **serve: str | None,
-) -> HostReply:
-    known, contents = knows or {}, digests or {}
-    return HostReply(
-        lease_seconds=30, serve=serve, again=again, leader=leader, epoch=epoch, knows=known, digests=contents
-    )
+def reply(epoch: int, *, leader: str = "hub", again: int = 0, **more: Any) -> HostReply:
+    """A reply to serve versions by their runs; `knows` and `digests` are the reply's own."""
+    own = {name: more.pop(name) for name in ("knows", "digests") if name in more}
+    return HostReply(lease_seconds=30, serve=more, again=again, leader=leader, epoch=epoch, **own)
 
 
+@pytest.mark.parametrize("first", [V2, None])  # None: it was never ordered anything, and follows no run yet
 async def test_a_host_obeys_no_epoch_below_that_of_a_reply_which_ordered_nothing_also_after_its_restart(
-    tmp_path: Path,
+    tmp_path: Path, first: str | None
 ) -> None:
     async with host(tmp_path) as orders:
-        orders.obey(reply(5, run=V2), "http://hub")
+        orders.obey(reply(5, **{} if first is None else {"run": first}), "http://hub")
         orders.obey(reply(6), "http://hub")
         orders.obey(reply(5, run=V1), "http://hub")
         assert orders.refused is not None
     async with host(tmp_path) as orders:
         orders.obey(reply(5, run=V1), "http://hub")
         assert orders.refused is not None
-        assert (orders.lead.fence, orders._store.runs.desired) == (6, {"run": V2})
-
-
-async def test_a_host_that_was_never_ordered_anything_and_follows_no_run_yet_remembers_the_epoch(
-    tmp_path: Path,
-) -> None:
-    async with host(tmp_path) as orders:
-        orders.obey(reply(6), "http://hub")
-    async with host(tmp_path) as orders:
-        orders.obey(reply(5, run=V1), "http://hub")
-        assert orders.refused is not None
-        assert orders._store.runs.desired == {}
+        assert (orders.lead.fence, orders._store.runs.desired) == (6, {} if first is None else {"run": first})
 
 
 async def test_a_hub_that_leads_again_after_another_one_is_obeyed_by_no_epoch_below_its_last(tmp_path: Path) -> None:
@@ -154,6 +127,7 @@ async def test_a_version_of_the_same_name_with_other_contents_goes_where_nothing
         assert store.versions[V2].state is VersionState.RETIRED
         assert (store.fingerprint(V2, "c"), store.engines["a"].trouble.strikes) == (None, {})
         orders.obey(reply(0, digests={V2: "there"}, run=V2), "http://hub")
+        assert not orders.desire("run", V2, "http://hub", knows=V2, digest="there")
         assert store.runs.desired == {"run": V1}, "its files are there until it is deleted"
         store.put_version(replace(store.versions[V2], state=VersionState.DELETED))
         orders.obey(reply(0, digests={V2: "there"}, run=V2), "http://hub")
@@ -176,16 +150,6 @@ async def test_a_host_says_why_a_version_of_its_own_stays_that_what_is_wanted_st
         assert store.versions[V2].state is VersionState.RETIRED, "nothing needs it"
 
 
-async def test_a_version_of_the_same_name_with_other_contents_is_not_served(tmp_path: Path) -> None:
-    async with host(tmp_path) as orders:
-        orders._store.put_version(version(2, digest="here"))
-        orders.obey(reply(0, digests={V2: "there"}, run=V2), "http://hub")
-        assert "has another run~v000002 than this host" in (orders.refused or "")
-        assert orders._store.runs.desired == {}
-        assert not orders.desire("run", V2, "http://hub", knows=V2, digest="there")
-        assert orders._store.runs.desired == {}
-
-
 async def test_a_run_that_is_closed_at_the_upstream_is_closed_here_and_opened_again_with_it(tmp_path: Path) -> None:
     """A host kept three versions of a run of which its hub kept one, and closing it on the host was refused."""
     async with host(tmp_path) as orders:
@@ -194,3 +158,31 @@ async def test_a_run_that_is_closed_at_the_upstream_is_closed_here_and_opened_ag
         assert orders._store.runs.closed.keys() == {"run"}
         orders.follow_end("run", "http://hub", is_closed=False)
         assert not orders._store.runs.closed
+
+
+@pytest.mark.parametrize("served", ["t", None])
+async def test_an_order_of_something_newer_waits_on_a_host_that_is_paused_itself(
+    tmp_path: Path, served: str | None
+) -> None:
+    """Also where it was served before and left: a pause brings engines to the newest that was served."""
+    async with host(tmp_path, "run") as orders:
+        store, targets = orders._store, orders._targets
+        for each in (version(1, served_at="t"), version(2, served_at=served)):
+            store.put_version(each)
+        store.put_engine(engine("a", serving=V1))
+        orders.obey(reply(0, knows={"run": V2}, run=V1), "http://hub")
+        update = store.start_update("run", V1, "newest good version")
+        store.pause_updates(update, paused=True)
+
+        def goes_to() -> str | None:
+            loadable = targets.of_engine(store.engines["a"]).loadable
+            return None if loadable is None else loadable.id
+
+        orders.obey(reply(0, knows={"run": V2}, run=V2), "http://hub")
+        assert goes_to() == V1
+        store.pause_updates(store.updates["run"], paused=False)
+        orders.carry_out()
+        assert goes_to() == V2
+        store.pause_updates(store.updates["run"], paused=True)
+        orders.obey(reply(0, knows={"run": V2}, run=V1), "http://hub")
+        assert store.runs.ordered["run"] == V1, "the way back waits for nothing"

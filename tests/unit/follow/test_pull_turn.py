@@ -12,8 +12,7 @@ from refitd.clock import SystemClock
 from refitd_client.contract.follow import HostPull
 from refitd_client.contract.manifest import parse_manifest
 from refitd_hosts.follow.pull_turn import PullTurn, StoreSources, named_wrong
-from refitd_hosts.follow.sources import FollowedSources
-from refitd_hosts.follow.upstream import DamagedError, FilePart, StoreError, UnreachableError
+from refitd_hosts.follow.upstream import DamagedError, FilePart, FollowedSources, StoreError, UnreachableError
 from support.pulls import V1, FakeSource, Stage, same, with_right_digests
 
 HUB, STORE = "http://hub:8700", "s3://bucket/prefix"

@@ -6,8 +6,7 @@ from typing import cast
 
 from refitd_client.contract.follow import Following, HostReply, HostReport
 from refitd_hosts.follow.reporting import UpstreamReporter
-from refitd_hosts.follow.sources import FollowedSources
-from refitd_hosts.follow.upstream import Upstream
+from refitd_hosts.follow.upstream import FollowedSources, Upstream
 
 REPORT = HostReport(told=Following(follower="host0", upstream="http://hub:8700", upstreams=[]))
 

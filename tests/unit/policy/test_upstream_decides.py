@@ -12,7 +12,7 @@ from refitd.state.faults import UpstreamWord
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
 from refitd_client.contract.naming import Order
-from refitd_hosts.follow.hearing import Hearing
+from refitd_hosts.follow.reporting import Hearing
 from refitd_hosts.follow.upstream import UpstreamRun, UpstreamVersion
 from support.records import engine, version
 

@@ -6,11 +6,8 @@ import random
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
-from functools import reduce
-from operator import or_
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from refitd.clock import SystemClock
@@ -20,7 +17,7 @@ from refitd.state.journal import recovery, rows
 from refitd.state.journal.database import JOURNAL_NAME
 from refitd.state.journal.journal import Journal
 from refitd.state.journal.recovery import open_journal
-from refitd.state.journal.schema import SCHEMA_VERSION, pack
+from refitd.state.journal.schema import SCHEMA_VERSION
 from refitd.state.records import UNLED, HostLead
 from refitd.state.store import Store
 from refitd_client.contract.states import VersionState
@@ -111,7 +108,7 @@ async def test_the_journal_of_another_schema_is_moved_aside_and_rebuilt(root: Pa
         ("UPDATE versions SET step = 13 WHERE id = ?", [OTHER]),
         ("UPDATE versions SET state = 'SEALEE' WHERE id = ?", [OTHER]),
         ("UPDATE updates SET run = 'rum'", []),
-        ("UPDATE fingerprints SET fingerprint = replace(fingerprint, 'finger', 'fimger')", []),
+        ("UPDATE fingerprints SET record = replace(record, 'finger', 'fimger')", []),
         ("UPDATE fingerprints SET configuration = 'comfiguration'", []),
     ],
 )
@@ -270,21 +267,6 @@ async def test_what_operators_decide_is_in_the_root_before_they_are_answered(roo
     assert {each.id for each in decisions.versions} == {BARRED, PINNED}
     assert [each.run for each in decisions.updates] == ["run"]
     assert [each.run for each in decisions.runs if each.closed_at] == ["old"]
-
-
-async def test_bars_and_pins_of_the_release_before_stand(root: Path, state: Path) -> None:
-    """It wrote a version's facts into one record, and had no word for that."""
-    await used(state, root)
-    written = msgspec.json.decode(decisions_path(root).read_bytes().rpartition(b"\n")[0])
-    del written["parted"]
-    parts = ("announced", "files", "verdict", "career")
-    written["versions"] = [reduce(or_, (each.pop(part) for part in parts), each) for each in written["versions"]]
-    decisions_path(root).write_bytes(pack(written))
-    decisions = read_decisions(root)
-    assert decisions is not None
-    assert {each.id for each in decisions.versions if each.barred} == {BARRED}
-    assert {each.id for each in decisions.versions if each.pinned} == {PINNED}
-    assert all(each.digest and each.announced.metadata for each in decisions.versions)
 
 
 async def test_where_the_root_cannot_be_written_the_answer_comes_and_the_log_says_so(

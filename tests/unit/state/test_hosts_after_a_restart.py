@@ -13,6 +13,7 @@ from refitd.state.journal.journal import Journal
 from refitd.state.records import EngineRecord
 from refitd.state.store import Store
 from refitd_client.contract.states import EngineState
+from support.journals import stored
 from support.records import engine, version
 
 ONE, TWO = version(1, served_at="t"), version(2)
@@ -24,14 +25,9 @@ def restarted(folder: Path, *engines: EngineRecord) -> Store:
     """The store of a service that is started again while its journal has these engines."""
 
     async def write() -> None:
-        journal = Journal(folder)
-        store = Store(journal, SystemClock())
-        for each in engines:
-            store.put_engine(each)
-        writing = asyncio.create_task(journal.run())
-        await store.durable()
-        writing.cancel()
-        journal.close()
+        async with stored(folder) as store:
+            for each in engines:
+                store.put_engine(each)
 
     asyncio.run(write())
     return Store(Journal(folder), SystemClock())

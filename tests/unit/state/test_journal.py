@@ -4,8 +4,7 @@ import asyncio
 import os
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,35 +19,28 @@ from refitd.state.journal import rows
 from refitd.state.journal.database import JOURNAL_NAME, JournalDatabase, SqliteFile
 from refitd.state.journal.journal import Journal, JournalError
 from refitd.state.journal.schema import metadata
-from refitd.state.records import AttemptRecord
+from refitd.state.records import AttemptRecord, EngineRecord, FingerprintRecord
 from refitd.state.store import Store
 from refitd.update.targets import Targets
 from refitd_client.contract.states import EngineState, VersionState
 from support.fuzz import FUZZ
+from support.journals import stored, written
 from support.records import engine, version
 
 Place = Callable[[], Path | JournalDatabase]  # of a journal, in a file and in PostgreSQL
 
 
-@asynccontextmanager
-async def written(place: Path | JournalDatabase) -> AsyncIterator[Journal]:
-    journal = Journal(place)
-    task = asyncio.create_task(journal.run())
-    try:
-        yield journal
-    finally:
-        task.cancel()
-        await asyncio.wait({task})
-        journal.close()
+def read_engines(connection: sa.Connection) -> list[EngineRecord]:
+    return rows.read_records(connection, EngineRecord)
 
 
 async def test_what_is_durable_is_read_back_by_the_next_process(place: Place) -> None:
     async with written(place()) as journal:
-        journal.append(rows.put_version(version(1), 1), rows.put_engine(engine(serving="v1")))
+        journal.append(rows.put(version(1)), rows.put(engine(serving="v1")))
         await journal.durable()
     async with written(place()) as journal:
         assert journal.read(rows.read_versions) == [version(1)]
-        assert journal.read(rows.read_engines) == [engine(serving="v1")]
+        assert journal.read(read_engines) == [engine(serving="v1")]
 
 
 async def test_a_journal_is_for_its_owner_alone_also_in_a_folder_that_everybody_may_look_into(tmp_path: Path) -> None:
@@ -57,7 +49,7 @@ async def test_a_journal_is_for_its_owner_alone_also_in_a_folder_that_everybody_
     try:
         Path.touch(tmp_path / JOURNAL_NAME, mode=0o644)  # as an earlier refitd made it
         async with written(tmp_path) as journal:
-            journal.append(rows.put_version(version(1), 1))
+            journal.append(rows.put(version(1)))
             await journal.durable()
             modes = {name: oct((tmp_path / name).stat().st_mode & 0o777) for name in os.listdir(tmp_path)}
     finally:
@@ -87,16 +79,13 @@ async def test_what_engines_gave_for_a_version_is_forgotten_with_it_also_by_the_
     """A hub that has lost its root may give the name to other contents. A clean load of these was refused after a
     restart, by what the deleted ones had given.
     """
-    async with written(tmp_path) as journal:
-        store = Store(journal, SystemClock())
+    async with stored(tmp_path) as store:
         store.put_version(version(1))
         store.record_fingerprint(version(1).id, "c", "of the first contents")
         store.put_engine(engine(given={version(1).id: "of the first contents"}))
         store.put_version(version(1, state=VersionState.DELETED))
         store.put_version(version(1))
-        await store.durable()
-    async with written(tmp_path) as journal:
-        again = Store(journal, SystemClock())
+    async with stored(tmp_path) as again:
         assert again.fingerprint(version(1).id, "c") is None
         assert again.engines["a"].contents.given == {}
 
@@ -104,7 +93,7 @@ async def test_what_engines_gave_for_a_version_is_forgotten_with_it_also_by_the_
 async def test_what_is_queued_when_the_service_stops_is_written(place: Place) -> None:
     async with written(place()) as journal:
         await asyncio.sleep(0)
-        journal.append(rows.put_version(version(1), 1))
+        journal.append(rows.put(version(1)))
     async with written(place()) as journal:
         assert journal.read(rows.read_versions) == [version(1)]
 
@@ -128,7 +117,7 @@ async def test_a_journal_that_cannot_be_written_says_so_and_goes_on_by_itself(
         journal.read(lambda connection: connection.exec_driver_sql("PRAGMA busy_timeout=1"))
         other.execute("BEGIN EXCLUSIVE")
         monkeypatch.setattr(journal, "_commit", lambda batch: OSError("No space left on device"))
-        journal.append(rows.put_version(version(1), 1), rows.put_version(version(2), 2))
+        journal.append(rows.put(version(1)), rows.put(version(2)))
         with pytest.raises(JournalError, match="No space left"):
             await journal.durable()
         other.execute("ROLLBACK")
@@ -157,11 +146,11 @@ async def test_who_waits_for_what_is_told_waits_for_no_engine_also_behind_others
             return commit(batch)
 
         monkeypatch.setattr(journal, "_commit", slow)
-        journal.append(rows.put_version(version(1), 1))
+        journal.append(rows.put(version(1)))
         told = asyncio.create_task(journal.durable(told=True))
         async with asyncio.timeout(10):
             await begun.wait()
-            journal.append(rows.put_engine(engine(serving="v1")))
+            journal.append(rows.put(engine(serving="v1")))
             everything = asyncio.create_task(journal.durable())
             await asyncio.sleep(0)
             behind = asyncio.create_task(journal.durable(told=True))
@@ -175,34 +164,29 @@ async def test_who_waits_for_what_is_told_waits_for_no_engine_also_behind_others
 
 
 async def test_lists_are_newest_first_and_paged(place: Place) -> None:
+    """Of a run by generation and step, though a step came late; of all by when they were first seen."""
     async with written(place()) as journal:
-        journal.append(*(rows.put_version(version(step), 1) for step in (3, 1, 2)))
-        journal.append(rows.put_version(version(1, generation=2), 2), rows.put_version(version(1, run="b"), 3))
+        came = [version(3), version(1), version(1, run="b"), version(2), version(1, generation=2)]
+        came = [replace(each, created_at=f"2026-01-01T00:00:0{at}.000Z") for at, each in enumerate(came)]
+        journal.append(*map(rows.put, came))
         await journal.durable()
-        found = journal.read(rows.read_versions)
-        assert [(v.run, v.order.generation, v.order.step) for v in found] == [
-            ("b", 1, 1),
-            ("run", 2, 1),
-            ("run", 1, 3),
-            ("run", 1, 2),
-            ("run", 1, 1),
-        ]
-        key = (2, found[1].order.generation, found[1].order.step)
-        assert journal.read(lambda c: rows.read_versions(c, before=key)) == found[2:]
+        mine = [came[4], came[0], came[3], came[1]]
+        for run, listed in ((None, came[::-1]), ("run", mine)):
+            last = listed[1]
+            key = last.created_at, last.order.generation, last.order.step, last.run
+            assert journal.read(lambda c, run=run: rows.read_versions(c, run=run)) == listed
+            assert journal.read(lambda c, run=run, key=key: rows.read_versions(c, run=run, before=key)) == listed[2:]
 
 
 async def test_a_store_is_read_back_as_it_was_but_trusts_no_engine(place: Place) -> None:
-    async with written(place()) as journal:
-        store = Store(journal, SystemClock())
+    async with stored(place()) as store:
         store.put_version(version(1, served_at="t"))
         store.put_version(version(2))
         store.put_version(version(0, state=VersionState.DELETED))
         store.put_engine(engine(serving=version(1).id))
         store.record_fingerprint(version(1).id, "c", "f")
         store.start_update("run", version(2).id, "newest good version")
-        await store.durable()
-    async with written(place()) as journal:
-        again = Store(journal, SystemClock())
+    async with stored(place()) as again:
         assert set(again.versions) == {version(1).id, version(2).id}
         assert again.gone == {version(0).id}
         goals = Targets(again).of_run("run")
@@ -215,19 +199,15 @@ async def test_a_store_is_read_back_as_it_was_but_trusts_no_engine(place: Place)
 
 
 async def test_an_attempt_without_an_outcome_taints_its_engine(place: Place) -> None:
-    async with written(place()) as journal:
-        store = Store(journal, SystemClock())
+    async with stored(place()) as store:
         store.put_engine(engine(serving=version(1).id))
         store.open_attempt("a", version(2).id)
-        await store.durable()
-    async with written(place()) as journal:
-        again = Store(journal, SystemClock())
+    async with stored(place()) as again:
         found = again.engines["a"]
         assert (found.state, found.known, found.serving) == (EngineState.TAINTED, False, None)
         assert found.debts.unproven == (version(2).id,)
         assert found.contents.held == version(1).id
         again.open_attempt("a", version(2).id)  # the load that repairs it, and the service dies in that as well
-        await again.durable()
     async with written(place()) as journal:
         last = Store(journal, SystemClock()).engines["a"]
         assert (last.known, last.contents.held) == (False, version(1).id)
@@ -235,11 +215,9 @@ async def test_an_attempt_without_an_outcome_taints_its_engine(place: Place) -> 
 
 
 async def test_of_an_engine_whose_load_failed_before_the_service_died_nothing_counts_as_held(place: Place) -> None:
-    async with written(place()) as journal:
-        store = Store(journal, SystemClock())
+    async with stored(place()) as store:
         store.put_engine(engine(state=EngineState.TAINTED, known=False))
         store.open_attempt("a", version(1).id)
-        await store.durable()
     async with written(place()) as journal:
         assert Store(journal, SystemClock()).engines["a"].contents.held is None
 
@@ -262,34 +240,35 @@ async def test_attempts_are_read_in_the_order_in_which_they_began_whatever_was_w
 async def test_a_fingerprint_is_written_once_and_the_last_one_counts(place: Place) -> None:
     async with written(place()) as journal:
         for found in ("first", "second"):
-            journal.append(rows.put_fingerprint("v", "c", found))
+            journal.append(rows.put(FingerprintRecord(version="v", configuration="c", fingerprint=found)))
         await journal.durable()
-        assert journal.read(rows.read_fingerprints) == [("v", "c", "second")]
+        kept = journal.read(lambda connection: rows.read_records(connection, FingerprintRecord))
+        assert [each.fingerprint for each in kept] == ["second"]
 
 
 async def test_engines_are_dropped_and_numbers_beyond_32_bits_are_kept(place: Place) -> None:
     async with written(place()) as journal:
-        journal.append(rows.put_engine(engine()), rows.drop_engine(engine().id))
-        journal.append(rows.put_version(version(2**40), 2**33))
+        journal.append(rows.put(engine()), rows.drop_engine(engine().id))
+        journal.append(rows.put(version(2**40)))
         await journal.durable()
-        assert journal.read(rows.read_engines) == []
+        assert journal.read(read_engines) == []
         assert [found.order.step for found in journal.read(rows.read_versions)] == [2**40]
 
 
 async def test_what_is_written_to_one_table_stays_in_order_where_a_batch_is_few_statements(place: Place) -> None:
     """Of a thousand engines that are put, one is dropped and one is put again: the last word about each counts."""
-    several = [rows.put_engine(engine(str(number))) for number in range(20)]
+    several = [rows.put(engine(str(number))) for number in range(20)]
     later = [
         rows.drop_engine("3"),
-        rows.put_engine(engine("4", serving="v1")),
+        rows.put(engine("4", serving="v1")),
         rows.drop_engine("5"),
-        rows.put_engine(engine("3", serving="v2")),
+        rows.put(engine("3", serving="v2")),
     ]
-    batch = [each for one in several for each in (one, rows.put_version(version(1), 1))] + later
+    batch = [each for one in several for each in (one, rows.put(version(1)))] + later
     async with written(place()) as journal:
         journal.append(*batch)
         await journal.durable()
-        found = {each.id: each.serving for each in journal.read(rows.read_engines)}
+        found = {each.id: each.serving for each in journal.read(read_engines)}
         name = "sqlite" if isinstance(journal.database, SqliteFile) else "postgresql"
     assert found == {str(number): None for number in range(20) if number != 5} | {"3": "v2", "4": "v1"}
     statements = list(rows.in_few_statements(batch, name))
@@ -302,8 +281,8 @@ async def test_what_is_written_to_one_table_stays_in_order_where_a_batch_is_few_
 @given(texts=st.lists(st.text(), min_size=2, max_size=8))
 def test_rows_that_are_written_together_are_those_that_would_be_written_one_by_one(texts: list[str]) -> None:
     """Whatever is in them: what an engine says of itself is in its record, and in the configuration that it has."""
-    batch = [rows.put_engine(engine(text, reason=text)) for text in texts]
-    batch += [rows.put_attempt(_attempt(text, None if number % 2 else text)) for number, text in enumerate(texts)]
+    batch = [rows.put(engine(text, reason=text)) for text in texts]
+    batch += [rows.put(_attempt(text, None if number % 2 else text)) for number, text in enumerate(texts)]
     found = list[list[object]]()
     for together in (True, False):
         database = sa.create_engine("sqlite://")

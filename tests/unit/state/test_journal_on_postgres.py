@@ -16,7 +16,7 @@ from refitd.state.journal.journal import Journal
 from refitd.state.journal.leadership import HeldLead
 from refitd.state.journal.postgres import PostgresDatabase, examine_group, open_group_journal, reading_group
 from refitd.state.journal.recovery import Older, Sound, open_journal
-from refitd.state.journal.rows import put_version, read_versions
+from refitd.state.journal.rows import put, read_versions
 from refitd.state.journal.schema import SCHEMA_VERSION
 from refitd.state.records import HostLead
 from support.records import version
@@ -29,7 +29,7 @@ def test_the_tables_of_another_schema_are_moved_aside_and_the_journal_is_rebuilt
 ) -> None:
     lead = led()
     journal = open_group_journal(database, lead, root)
-    journal.write_now([put_version(version(1), 1)])
+    journal.write_now([put(version(1))])
     journal.close()
     hub = HostLead(leader="hub", heard={"hub": 7})
     write_decisions(root, Decisions(event=9, versions=(version(2, barred=True),), lead=hub))

@@ -1,6 +1,5 @@
 """A journal that is lost, corrupt, newer or unreadable: what the next start does about it."""
 
-import asyncio
 import os
 import random
 import sqlite3
@@ -33,6 +32,7 @@ from refitd.state.journal.schema import SCHEMA_VERSION
 from refitd.state.records import NEW, Origin
 from refitd.state.store import Store
 from refitd_client.contract.states import EngineState
+from support.journals import stored
 from support.records import engine, version
 
 NOBODY = 65534
@@ -49,23 +49,12 @@ def root(tmp_path: Path) -> Path:
 
 async def filled(state: Path, root: Path) -> Path:
     """A journal with something in it, as a service leaves it; its path."""
-    journal = open_journal(state, root)
-    store = Store(journal, SystemClock())
-    for step in range(1, 40):
-        store.put_version(version(step), "sealed")
-    store.put_engine(engine(serving=version(1).id), "added")
-    store.record_fingerprint(version(1).id, "c", "f")
-    await written(journal)
+    async with stored(open_journal(state, root)) as store:
+        for step in range(1, 40):
+            store.put_version(version(step), "sealed")
+        store.put_engine(engine(serving=version(1).id), "added")
+        store.record_fingerprint(version(1).id, "c", "f")
     return state / JOURNAL_NAME
-
-
-async def written(journal: Journal) -> None:
-    """Write what is queued, and close."""
-    writing = asyncio.create_task(journal.run())
-    await journal.durable()
-    writing.cancel()
-    await asyncio.wait({writing})
-    journal.close()
 
 
 def origin_of(journal: Journal) -> Origin | None:
@@ -294,11 +283,9 @@ async def test_looking_at_a_journal_changes_nothing(root: Path, state: Path) -> 
 async def test_a_load_in_which_the_service_died_leaves_an_engine_doubted_and_a_host_as_it_was(
     root: Path, state: Path, pulls: bool, outcome: str, state_then: EngineState, known: bool, unproven: tuple[str, ...]
 ) -> None:
-    journal = open_journal(state, root)
-    store = Store(journal, SystemClock())
-    store.put_engine(engine(serving="run~v000001", pulls=pulls))
-    store.open_attempt("a", "run~v000002")
-    await written(journal)
+    async with stored(open_journal(state, root)) as store:
+        store.put_engine(engine(serving="run~v000001", pulls=pulls))
+        store.open_attempt("a", "run~v000002")
     again = open_journal(state, root)
     found = Store(again, SystemClock()).engines["a"]
     again.close()

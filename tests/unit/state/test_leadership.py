@@ -105,9 +105,9 @@ def test_what_a_former_leader_has_not_committed_at_the_takeover_it_never_does(
 ) -> None:
     loss = Loss()
     stale = Journal(PostgresDatabase(database, led(loss)))
-    assert stale._commit([rows.put_version(version(1), 1)]) is None
+    assert stale._commit([rows.put(version(1))]) is None
     sql(database, "UPDATE leadership SET epoch = epoch + 1")  # as a takeover does that the former leader knows not of
-    assert isinstance(stale._commit([rows.put_version(version(2), 1)]), LeadLostError)
+    assert isinstance(stale._commit([rows.put(version(2))]), LeadLostError)
     assert "epoch 2 after 1" in loss.wait()
     assert stale.read(rows.read_versions) == [version(1)]
     stale.close()
@@ -196,7 +196,7 @@ async def test_while_the_database_is_away_writes_are_kept_in_order_and_reads_say
     task = asyncio.create_task(journal.run())
     postgres.kill()
     try:
-        journal.append(rows.put_version(version(1), 1), rows.put_version(version(2), 2))
+        journal.append(rows.put(version(1)), rows.put(version(2)))
         with pytest.raises(JournalError, match="cannot be written") as told:
             await journal.durable()
         assert told.value.remedy == "it goes on by itself when the database answers"

@@ -1,34 +1,19 @@
 """The log of decisions by run, engine and severity: what an entry concerns is written with it."""
 
-import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from refitd.clock import SystemClock
 from refitd.state.journal import rows
-from refitd.state.journal.journal import Journal
 from refitd.state.observer import LogFilter
 from refitd.state.store import Store
 from refitd_client.contract.states import EngineState, LogSeverity, VersionState
 from refitd_client.contract.wire import Event
+from support.journals import stored
 from support.records import engine, version
-
-
-@asynccontextmanager
-async def logging(folder: Path) -> AsyncIterator[Store]:
-    journal = Journal(folder)
-    task = asyncio.create_task(journal.run())
-    try:
-        yield Store(journal, SystemClock())
-    finally:
-        task.cancel()
-        await asyncio.wait({task})
-        journal.close()
 
 
 async def found(store: Store, **wanted: Any) -> list[str]:
@@ -40,7 +25,7 @@ async def found(store: Store, **wanted: Any) -> list[str]:
 
 
 async def test_the_log_of_a_run_has_its_versions_and_the_engines_that_followed_it_at_the_time(tmp_path: Path) -> None:
-    async with logging(tmp_path) as store:
+    async with stored(tmp_path) as store:
         store.put_version(version(1, run="monday"), "monday's came")
         store.put_version(version(1, run="tuesday"), "tuesday's came")
         follower = engine(run="monday")
@@ -56,7 +41,7 @@ async def test_the_log_of_a_run_has_its_versions_and_the_engines_that_followed_i
 
 
 async def test_a_warning_is_what_failed_was_refused_or_cannot_be_reached(tmp_path: Path) -> None:
-    async with logging(tmp_path) as store:
+    async with stored(tmp_path) as store:
         store.put_version(version(1), "came")
         store.put_version(version(1, state=VersionState.REJECTED), "rejected")
         away = engine(state=EngineState.UNREACHABLE)
@@ -73,8 +58,8 @@ async def test_pages_of_a_filter_have_every_entry_once_however_rare_they_are(
 ) -> None:
     monkeypatch.setattr(rows, "LOOKED_AT", 20)
     monkeypatch.setattr(rows, "_ROWS", 10)
-    async with logging(tmp_path) as store:
-        store.journal.append(*(rows.put_event(entry(seq)) for seq in range(1, 101)))
+    async with stored(tmp_path) as store:
+        store.journal.append(*(rows.put(entry(seq)) for seq in range(1, 101)))
         await store.durable()
         before: int | None = None
         seen, pages = list[int](), 0

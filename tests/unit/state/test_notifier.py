@@ -13,15 +13,6 @@ async def test_a_ring_between_a_look_and_the_wait_is_not_lost() -> None:
     assert await notifier.wait_after(seen) == 1
 
 
-async def test_everyone_who_waits_is_woken() -> None:
-    notifier = Notifier()
-    async with asyncio.TaskGroup() as group:
-        waits = [group.create_task(notifier.wait_after(0)) for _ in range(3)]
-        await asyncio.sleep(0)
-        notifier.notify()
-    assert [wait.result() for wait in waits] == [1, 1, 1]
-
-
 async def test_a_thousand_who_wait_leave_others_their_turns_of_the_loop() -> None:
     """Requests to the API come between engines that all go on at once; and each of these goes on, in order, once."""
     notifier, woken = Notifier(), list[int]()

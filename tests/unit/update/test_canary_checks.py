@@ -82,5 +82,5 @@ async def test_what_a_check_waits_for_is_told(tmp_path: Path) -> None:
     async with checking(tmp_path, operator := Operator("a")) as (store, targets):
         await operator.asked["a"].wait()
         target = store.versions[version(2, run="a").id]
-        sentences = explain_version(target, store, targets, ReclaimPlan(items=[], freed_bytes=0))
+        sentences = list(explain_version(target, store, targets, ReclaimPlan(items=[], freed_bytes=0)))
         assert any("has not come to an end: it answered 500" in sentence for sentence in sentences)

@@ -13,11 +13,7 @@ GROUP_NOTE = "postgresql:"  # and the group's name: what a root notes instead of
 
 @dataclass(frozen=True, slots=True)
 class PostgresAddress:
-    """A database's URI. It may have a password, so only `shown` goes into sentences and logs.
-
-    Raises:
-        ValueError: it names no database.
-    """
+    """A database's URI. It may have a password, so only `shown` goes into sentences and logs."""
 
     uri: str = field(repr=False)
 
@@ -40,22 +36,14 @@ class PostgresAddress:
 
 
 def is_postgres(text: str) -> bool:
-    """Whether a setting names a PostgreSQL database, and not a folder."""
     return text.startswith(SCHEMES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leader:
-    """The process that leads, or led last.
-
-    Attributes:
-        address: where clients reach it.
-        host: its machine's name.
-        pid: its process there.
-        since: when it took over (RFC 3339, for people).
-        lease: seconds without an answer of the database after which another takes over.
-        epoch: the number of the takeover.
-        released: whether it has given the lead back.
+    """The process that leads, or led last: where clients reach it, its machine and process, when it took over (RFC
+    3339), the seconds without an answer of the database after which another takes over, the number of the takeover, and
+    whether it has given the lead back.
     """
 
     address: str

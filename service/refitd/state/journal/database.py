@@ -24,12 +24,8 @@ from refitd_client.files.plain_file import open_plain
 
 
 class JournalDatabase(Protocol):
-    """A database that has the tables of `schema.py`.
-
-    Attributes:
-        engine: gives connections to it.
-        name: what sentences call it. It has no password in it.
-        remedy: what makes it writable again, for sentences.
+    """A database that has the tables of `schema.py`. Sentences call it by its name, which has no password in it, and
+    say by `remedy` what makes it writable again.
     """
 
     engine: sa.Engine
@@ -45,10 +41,8 @@ class JournalDatabase(Protocol):
         ...
 
     def check_lead(self, connection: sa.Connection) -> None:
-        """Called first in each transaction that writes.
-
-        Raises:
-            LeadLostError: this process does not lead any more, and so must not write.
+        """Raise LeadLostError where this process does not lead any more. It is called first in each transaction that
+        writes.
         """
         ...
 
@@ -62,14 +56,9 @@ WHEN_THERE_IS_ROOM = "it goes on by itself when there is room"
 
 
 class SqliteFile:
-    """The file `journal.db` of a state folder. See `JournalDatabase`."""
+    """The file `journal.db` of a state folder. Both are made where they are missing; an OSError says why not."""
 
     def __init__(self, folder: Path) -> None:
-        """Make the folder and the file where they are missing.
-
-        Raises:
-            OSError: they cannot be made.
-        """
         if not folder.is_dir():  # SQLite syncs the names in the folder, but not the folder's own
             make_folders(folder.parent)
             folder.mkdir(exist_ok=True, mode=0o700)
@@ -82,7 +71,7 @@ class SqliteFile:
         event.listen(self.engine, "connect", _set_pragmas)
 
     def create(self, origin: Origin) -> None:
-        """See `JournalDatabase`. Without an origin a journal counts as never used."""
+        """Make what is missing. Without an origin a journal counts as never used."""
         with self.engine.begin() as connection:
             connection.exec_driver_sql("BEGIN IMMEDIATE")  # sqlite3 begins one by itself only before rows are written
             for statement in _tables():
@@ -92,12 +81,11 @@ class SqliteFile:
                 put_origin(origin).carry_out(connection)
 
     def check_lead(self, connection: sa.Connection) -> None:
-        """See `JournalDatabase`. The lock of the state folder has seen to it."""
+        """The lock of the state folder has seen to it."""
 
 
 @cache
 def _tables() -> tuple[str, ...]:
-    """What makes the tables and indexes that are missing."""
     statements = list[CreateTable | CreateIndex]()
     for table in metadata.sorted_tables:
         statements.append(CreateTable(table, if_not_exists=True))
@@ -117,9 +105,6 @@ def make_private(path: Path) -> None:
 
     SQLite gives the files that it makes beside a journal the journal's mode. Call it while this process has no
     connection to the journal: closing a descriptor of the file would release SQLite's locks on it.
-
-    Raises:
-        OSError: it cannot be made or written.
     """
     for file in (path, *(path.with_name(path.name + side) for side in ("-wal", "-shm"))):
         if file == path or file.exists():

@@ -26,9 +26,8 @@ AnswerT = TypeVar("AnswerT")
 
 
 class JournalError(Exception):
-    """The journal cannot be written or read now (disk full, folder gone, database unreachable); the cause says why.
-
-    It is tried again by itself. `remedy` says when that succeeds.
+    """The journal cannot be written or read now (disk full, folder gone, database unreachable). It is tried again by
+    itself; `remedy` says when that succeeds.
     """
 
     def __init__(self, text: str, remedy: str = WHEN_THERE_IS_ROOM) -> None:
@@ -42,21 +41,13 @@ def _told(failure: Exception | None) -> str:
 
 
 class Journal:
-    """One journal. Writes are queued on the event loop; reads are plain calls for any thread.
-
-    Attributes:
-        newest_event: the number of the newest entry of the log that is on disk, once the store has read it.
+    """One journal. Writes are queued on the event loop; reads are plain calls for any thread. `newest_event` is the
+    number of the newest entry of the log that is on disk, once the store has read it.
     """
 
     def __init__(self, place: Path | JournalDatabase, origin: Origin = NEW) -> None:
-        """Open or create the journal. `recovery.open_journal` looks at it before.
-
-        Args:
-            place: its database, or the folder of one of SQLite's.
-            origin: for one that is created.
-
-        Raises:
-            OSError, sqlalchemy.exc.DatabaseError: it cannot be opened, or is no journal.
+        """Open or create the journal, in a database or in a folder by SQLite; `origin` is for one that is created. An
+        OSError or DatabaseError says that it cannot be opened, or is no journal. `recovery.open_journal` looks before.
         """
         self.database = SqliteFile(place) if isinstance(place, Path) else place
         self._db = self.database.engine
@@ -81,13 +72,7 @@ class Journal:
         """Why it could not be written the last time, None where it could."""
         return None if self._failure is None else _told(self._failure)
 
-    @property
-    def told(self) -> int:
-        """A number that grows with each write that others act on (`JournalWrite.is_told`)."""
-        return self._told
-
     def append(self, *writes: JournalWrite) -> None:
-        """Queue writes, in order."""
         self._queue.extend(writes)
         for write in writes:
             self._appended += 1
@@ -96,13 +81,9 @@ class Journal:
         self._work.set()
 
     async def durable(self, *, told: bool = False) -> None:
-        """Wait until what was appended before this call is on disk.
-
-        Args:
-            told: wait for what others act on (`JournalWrite.is_told`) and what came before it, and for no more.
-
-        Raises:
-            JournalError: it could not be written just now.
+        """Wait until what was appended before this call is on disk; with `told` for what others act on
+        (`JournalWrite.is_told`) and what came before it, and for no more. A JournalError says that it could not be
+        written just now.
         """
         goal = self._told if told else self._appended
         while self._durable < goal and self._failure is None:
@@ -113,11 +94,7 @@ class Journal:
             self.check()
 
     def check(self) -> None:
-        """Look at how the last commit ended.
-
-        Raises:
-            JournalError: it failed, and has not been repeated yet.
-        """
+        """Raise a JournalError if the last commit failed, and has not been repeated yet."""
         if self._failure is not None:
             what = f"the journal {self.database.name} cannot be written: {_told(self._failure)}"
             raise JournalError(what, self.database.remedy) from self._failure
@@ -171,20 +148,12 @@ class Journal:
         return None
 
     def write_now(self, writes: Sequence[JournalWrite]) -> None:
-        """Commit these, before `run`. Blocks.
-
-        Raises:
-            DatabaseError, OSError: they cannot be.
-        """
+        """Commit these, before `run`. Blocks."""
         if (failure := self._commit(list(writes))) is not None:
             raise failure
 
     def read(self, query: Callable[[sa.Connection], AnswerT]) -> AnswerT:
-        """Run a query on a connection of its own.
-
-        Raises:
-            JournalError: the database does not answer.
-        """
+        """Run a query on a connection of its own. A JournalError says that the database does not answer."""
         try:
             with self._db.connect() as connection:
                 return query(connection)

@@ -85,18 +85,15 @@ class LeaseTimes:
     lease: float
 
     @property
-    def lead(self) -> float:
-        """Less than the lease, because the answer's way back counts in it as well."""
+    def lead(self) -> float:  # less than the lease, because the answer's way back counts in it as well
         return self.lease * 2 / 3
 
     @property
-    def beat(self) -> float:
-        """Three questions may go unanswered."""
+    def beat(self) -> float:  # three questions may go unanswered
         return self.lease / 6
 
     @property
-    def milliseconds(self) -> int:
-        """The lease, as PostgreSQL's settings have it."""
+    def milliseconds(self) -> int:  # of the lease
         return int(self.lease * 1000)
 
 
@@ -115,11 +112,8 @@ class Candidate:
     """One process of a group, until it leads. Every call blocks: where a host is gone, for `_CONNECT_SECONDS`."""
 
     def __init__(self, database: PostgresAddress, address: str, lease: float) -> None:
-        """Connect to nothing yet.
-
-        Args:
-            address: where clients reach this process.
-            lease: seconds after which the lock of a silent leader is free.
+        """`address` is where clients reach this process, `lease` the seconds after which the lock of a silent leader is
+        free.
         """
         self.database = database
         self._address, self._times = address, LeaseTimes(lease)
@@ -127,13 +121,8 @@ class Candidate:
         self._blocked = BlockedTime()
 
     def try_to_lead(self, lost: Callable[[str], None] = end_process) -> "HeldLead | None":
-        """Take the lead if it is free, and begin to hold it; None where another has it.
-
-        Args:
-            lost: called once when the lead is over before it was given back, in a thread.
-
-        Raises:
-            psycopg.Error: the database does not answer, or refuses.
+        """Take the lead if it is free, and begin to hold it; None where another has it. `lost` is called once, in a
+        thread, when the lead is over before it was given back. A psycopg.Error says that the database does not answer.
         """
         try:
             return self._try(lost)
@@ -143,23 +132,16 @@ class Candidate:
 
     def leader(self) -> Leader | None:
         """Who leads, or led last; None where the group never had a leader, or the database does not say."""
-        if self._connection is None:
-            return None
-        return read_leader(self._connection)
+        return None if self._connection is None else read_leader(self._connection)
 
     def interrupt(self) -> None:
         """Break the connection off, so that a call that waits for an answer in another thread ends."""
-        with suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(self._descriptor)) as line:
-            line.shutdown(socket.SHUT_RDWR)
-
-    @property
-    def _descriptor(self) -> int:
-        if self._connection is None:
-            raise OSError("there is no connection")
-        return self._connection.fileno()
+        connection = self._connection
+        if connection is not None:
+            with suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(connection.fileno())) as line:
+                line.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Give the connection back."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -185,11 +167,12 @@ class Candidate:
                 self._connection.execute(_END_FORMER)
             self.close()  # with it goes the lock: another may try
             return None
-        session = _Session(self._connection, int(row[1]), taken, self._times, asked)
-        self._connection = None
-        before = taken.before
+        leader, service, before = taken
         waits = 0.0 if before is None or before.released else LeaseTimes(before.lease).lead
-        return HeldLead(session, free_at + waits, lost)
+        connection, self._connection = self._connection, None
+        return HeldLead(
+            connection, int(row[1]), leader, service, until=asked + self._times.lead, acts_at=free_at + waits, lost=lost
+        )
 
 
 def patient(database: PostgresAddress) -> str:
@@ -213,38 +196,17 @@ class BlockedTime:
     _last: float = -math.inf
 
     def lasts(self, now: float, lease: float) -> bool:
-        """Note that it does so now; whether it has for longer than a lease, without a lease of something else between.
-
-        Args:
-            now: a moment (`monotonic`).
-            lease: seconds.
-        """
+        """Note that it does so now; whether it has for longer than a lease, with no lease of something else between."""
         if now - self._last > lease:
             self._first = now
         self._last = now
         return now - self._first > lease
 
 
-@dataclass(frozen=True, slots=True)
-class _TakenOver:
-    leader: Leader
-    service: str
-    before: Leader | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Session:
-    """The session that has the lock: `number` is that of its process in the database, `asked` when it was asked."""
-
-    connection: psycopg.Connection
-    number: int
-    taken: _TakenOver
-    times: LeaseTimes
-    asked: float
-
-
-def _taken_over(connection: psycopg.Connection, me: Leader, times: LeaseTimes) -> _TakenOver | None:
-    """Who leads now and who did before; None where a transaction of a former leader is still open.
+def _taken_over(
+    connection: psycopg.Connection, me: Leader, times: LeaseTimes
+) -> tuple[Leader, str, Leader | None] | None:
+    """Who leads now, the group's name, and who led before; None where a transaction of a former leader is still open.
 
     The answer comes long before the session counts as silent.
     """
@@ -260,7 +222,7 @@ def _taken_over(connection: psycopg.Connection, me: Leader, times: LeaseTimes) -
         return None
     if row is None or before is None:
         raise psycopg.DataError("the table leadership has lost its row: restore the database, or give refitd a new one")
-    return _TakenOver(replace(me, epoch=int(row[0])), str(row[1]), _leader(before[0], int(row[0]) - 1))
+    return replace(me, epoch=int(row[0])), str(row[1]), _leader(before[0], int(row[0]) - 1)
 
 
 def _text(leader: Leader) -> str:
@@ -272,11 +234,7 @@ def _leader(text: str, epoch: int) -> Leader | None:
 
 
 def read_leader(connection: psycopg.Connection) -> Leader | None:
-    """Who leads, or led last; None where the group never had a leader.
-
-    Raises:
-        psycopg.Error: the database does not answer.
-    """
+    """Who leads, or led last; None where the group never had a leader."""
     if connection.execute("SELECT to_regclass('leadership')").fetchone() == (None,):
         return None
     row = connection.execute("SELECT leader, epoch FROM leadership WHERE id = 1").fetchone()
@@ -286,20 +244,26 @@ def read_leader(connection: psycopg.Connection) -> Leader | None:
 class HeldLead:
     """The lead, held by two threads: one asks the database, one watches that it answers in time.
 
-    Attributes:
-        leader: this process, with the epoch of its lead.
-        service: the group's name, which every process of it leads engines by.
-        times: of its lease.
-        acts_at: when (`monotonic`) no former leader can act any more.
+    `leader` is this process, with the epoch of its lead, and `service` the group's name, which every process of it
+    leads engines by. `acts_at` is when (`monotonic`) no former leader can act any more. `session` is the number of the
+    connection's process in the database.
     """
 
-    def __init__(self, session: _Session, acts_at: float, lost: Callable[[str], None]) -> None:
-        self.leader, self.service, self.times = session.taken.leader, session.taken.service, session.times
-        self.acts_at = acts_at
-        self._connection, self._session = session.connection, session.number
+    def __init__(
+        self,
+        connection: psycopg.Connection,
+        session: int,
+        leader: Leader,
+        service: str,
+        *,
+        until: float,
+        acts_at: float,
+        lost: Callable[[str], None],
+    ) -> None:
+        self.leader, self.service, self.times, self.acts_at = leader, service, LeaseTimes(leader.lease), acts_at
+        self._connection, self._session = connection, session
         self._lost, self._ending, self._over = lost, threading.Lock(), threading.Event()
-        self._until = session.asked + self.times.lead
-        self._silence = ""
+        self._until, self._silence = until, ""
         for run in (self._ask, self._watch):
             threading.Thread(target=run, name=f"lead-{run.__name__.strip('_')}", daemon=True).start()
 
@@ -314,10 +278,8 @@ class HeldLead:
         return None
 
     def check(self, connection: sa.Connection) -> None:
-        """Hold in a transaction that the lead is still this process's, until the transaction ends.
-
-        Raises:
-            LeadLostError: it is not.
+        """Hold in a transaction that the lead is still this process's, until the transaction ends, or raise
+        LeadLostError.
         """
         epoch = connection.exec_driver_sql("SELECT epoch FROM leadership WHERE id = 1 FOR SHARE").scalar()
         if epoch != self.epoch:

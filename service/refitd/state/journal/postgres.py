@@ -49,13 +49,8 @@ class DatabaseRefusedError(Exception):
 
 
 def connect(database: PostgresAddress, idle_milliseconds: int = 0) -> psycopg.Connection:
-    """Open a connection whose commits are on disk when they return.
-
-    Args:
-        idle_milliseconds: after which a transaction that does nothing is ended by the server; 0 for never.
-
-    Raises:
-        psycopg.Error: the database does not answer, or refuses.
+    """Open a connection whose commits are on disk when they return. The server ends a transaction that does nothing for
+    so many milliseconds; never for 0.
     """
     connection = psycopg.connect(patient(database), autocommit=True, application_name="refitd")
     idle = ["idle_in_transaction_session_timeout", str(idle_milliseconds)]
@@ -91,10 +86,8 @@ class PostgresDatabase:
         self.engine = sa.create_engine("postgresql+psycopg://", creator=lambda: connect(database, idle))
 
     def create(self, origin: Origin) -> None:
-        """See `JournalDatabase`. An older refitd's tables are moved aside in the same transaction.
-
-        Raises:
-            DatabaseRefusedError: the tables are those of a newer refitd, or of another program.
+        """See `JournalDatabase`. An older refitd's tables are moved aside in the same transaction; those of a newer
+        one, or of another program, are refused.
         """
         with self.engine.begin() as connection:
             self._lead.check(connection)
@@ -104,7 +97,7 @@ class PostgresDatabase:
                     f"the journal {self.name} has schema {schema}, and this refitd knows {SCHEMA_VERSION}: "
                     "start the newer refitd that wrote it"
                 )
-            if schema == 0 and (foreign := _named_as_ours(connection)):
+            if schema == 0 and (foreign := set(metadata.tables) & set(sa.inspect(connection).get_table_names())):
                 raise DatabaseRefusedError(
                     f"the database {self.name} has a table {min(foreign)} that no refitd has made: give refitd a "
                     "database of its own"
@@ -127,10 +120,6 @@ def schema_of(connection: sa.Connection) -> int:
     return connection.exec_driver_sql("SELECT schema FROM leadership WHERE id = 1").scalar() or 0
 
 
-def _named_as_ours(connection: sa.Connection) -> set[str]:
-    return set(metadata.tables) & set(sa.inspect(connection).get_table_names())
-
-
 def _move_aside(connection: sa.Connection, schema: int) -> None:
     """Move all tables but `leadership` into a schema that no service reads; their indexes go with them."""
     place = f"refitd_schema_{schema}"
@@ -141,10 +130,8 @@ def _move_aside(connection: sa.Connection, schema: int) -> None:
 
 
 def open_group_journal(database: PostgresAddress, lead: HeldLead, root: Path) -> Journal:
-    """Open the journal of a group for the process that leads it, or begin one. Blocks.
-
-    Raises:
-        StartRefusedError: it must not or cannot be used; the message says why and what to do.
+    """Open the journal of a group for the process that leads it, or begin one. Blocks. A StartRefusedError says why it
+    must not or cannot be used, and what to do.
     """
     note = f"{GROUP_NOTE}{lead.service}"
     try:
@@ -154,7 +141,8 @@ def open_group_journal(database: PostgresAddress, lead: HeldLead, root: Path) ->
         journal = Journal(PostgresDatabase(database, lead), _origin(root, before, database))
         try:
             # What was decided comes with the first entry. A kill before that leaves a journal without entries.
-            if _stands_for_a_lost_one(journal) and journal.read(read_last_event) == 0:
+            origin = journal.read(read_origin)
+            if origin is not None and origin.lost and journal.read(read_last_event) == 0:
                 begins = rebuilt_from(root, _lost(root, database))
                 journal.write_now([put_origin(begins.origin), *begins.writes])
             write_note(root, note)
@@ -167,12 +155,6 @@ def open_group_journal(database: PostgresAddress, lead: HeldLead, root: Path) ->
         why = str(error.orig if isinstance(error, DatabaseError) else error).strip()
         raise StartRefusedError(f"the journal {database.shown} cannot be used: {why}") from error
     return journal
-
-
-def _stands_for_a_lost_one(journal: Journal) -> bool:
-    """Whether an earlier journal was lost that this one stands for."""
-    origin = journal.read(read_origin)
-    return origin is not None and origin.lost
 
 
 def _refuse_another(root: Path, before: Path, database: PostgresAddress) -> None:
@@ -206,11 +188,7 @@ def _origin(root: Path, before: Path | None, database: PostgresAddress) -> Origi
 
 @contextmanager
 def reading_group(database: PostgresAddress) -> Generator[sa.Connection]:
-    """A connection that cannot change the journal.
-
-    Raises:
-        psycopg.Error, sqlalchemy.exc.DBAPIError: the database does not answer, or refuses.
-    """
+    """A connection that cannot change the journal."""
 
     def reader() -> psycopg.Connection:
         connection = connect(database)
@@ -240,10 +218,6 @@ def examine_group(database: PostgresAddress) -> Condition:
 
 
 def look_at_group(database: PostgresAddress) -> tuple[Leader | None, str | None]:
-    """Who leads a group or led last, and why its database cannot hold a journal, None where it can.
-
-    Raises:
-        psycopg.Error: the database does not answer.
-    """
+    """Who leads a group or led last, and why its database cannot hold a journal, None where it can."""
     with connect(database) as connection:
         return read_leader(connection), why_unusable(connection)

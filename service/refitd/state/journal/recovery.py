@@ -46,22 +46,10 @@ from refitd.state.decisions import Decisions, decisions_path, read_decisions
 from refitd.state.journal.address import GROUP_NOTE
 from refitd.state.journal.database import JOURNAL_NAME, schema_of
 from refitd.state.journal.journal import Journal
-from refitd.state.journal.rows import (
-    RECORDS,
-    JournalWrite,
-    put_event,
-    put_run,
-    put_update,
-    put_version,
-    read_fingerprints,
-    read_last_event,
-    read_origin,
-    row_again,
-)
-from refitd.state.journal.schema import SCHEMA_VERSION, RecordDamagedError, events, metadata
+from refitd.state.journal.rows import JournalWrite, check_rows, put, read_last_event, read_origin
+from refitd.state.journal.schema import SCHEMA_VERSION, RecordDamagedError, metadata
 from refitd.state.records import NEW, Origin
 from refitd.state.version import VersionRecord
-from refitd.state.version_index import ListOrder
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.states import LogSeverity, VersionState
 from refitd_client.contract.wire import Event
@@ -139,11 +127,7 @@ def examine_journal(path: Path, *, thorough: bool) -> Condition:
 
 @contextmanager
 def reading(path: Path) -> Generator[sa.Connection]:
-    """A connection that cannot change the journal.
-
-    Raises:
-        sqlalchemy.exc.DatabaseError: it cannot be opened.
-    """
+    """A connection that cannot change the journal."""
 
     def connect() -> sqlite3.Connection:
         # In a folder that may not be written, a journal that no process has open can only be read as immutable.
@@ -190,7 +174,7 @@ def _contents(connection: sa.Connection, *, thorough: bool) -> Condition:
         return _without_origin(connection, tables)
     if missing := set(metadata.tables) - tables:
         return Corrupt(f"it has no table {', '.join(sorted(missing))}")
-    _read_all(connection, thorough=thorough)
+    check_rows(connection, with_log=thorough)
     return Sound(origin, read_last_event(connection))
 
 
@@ -202,19 +186,6 @@ def _without_origin(connection: sa.Connection, tables: set[str]) -> Condition:
         if connection.execute(sa.select(metadata.tables[table]).limit(1)).first() is not None:
             return Corrupt("its first record is gone")
     return Missing()
-
-
-def _read_all(connection: sa.Connection, *, thorough: bool) -> None:
-    """Decode every record, and hold the columns of its row against it.
-
-    Raises:
-        RecordDamagedError: one is not what was written.
-    """
-    for table in RECORDS:
-        if table is not events or thorough:
-            for row in connection.execute(sa.select(table)):
-                row_again(table, dict(zip(table.columns.keys(), row, strict=True)))
-    read_fingerprints(connection)
 
 
 def _condition_of(error: BaseException | None) -> Corrupt | UnreadableJournal:
@@ -241,17 +212,15 @@ _AHEAD = 1 << 32  # entries of the log, more than any journal got between two de
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """What is written into a journal that begins now. A journal that is there already has an origin of its own."""
+    """What is written into a journal that begins now. One that is there already has an origin of its own."""
 
     origin: Origin = NEW
     writes: tuple[JournalWrite, ...] = ()
 
 
 def open_journal(folder: Path, root: Path) -> Journal:
-    """Open the journal in `folder` for the service of `root`, or begin one. Blocks.
-
-    Raises:
-        StartRefusedError: it must not or cannot be used; the message says why and what to do.
+    """Open the journal in `folder` for the service of `root`, or begin one. Blocks. A StartRefusedError says why it
+    must not or cannot be used, and what to do.
     """
     path = folder / JOURNAL_NAME
     try:
@@ -341,11 +310,8 @@ def _instead(path: Path, root: Path, why: str) -> Beginning:
 
 
 def rebuilt_from(root: Path, cause: str) -> Beginning:
-    """How a journal begins in the place of one that is lost: with what was decided, as the root has it. Blocks.
-
-    Raises:
-        StartRefusedError: the root's copy of the decisions is damaged.
-        OSError: it cannot be read.
+    """How a journal begins in the place of one that is lost: with what was decided, as the root has it. Blocks. Where
+    the root's copy of the decisions is damaged too, the start is refused.
     """
     try:
         decisions = read_decisions(root) or Decisions()
@@ -356,14 +322,9 @@ def rebuilt_from(root: Path, cause: str) -> Beginning:
             f"move {kept.name} away, and the service starts without bars and pins"
         ) from error
     log.error("the journal was lost and is rebuilt", reason=cause, consequence=FORGOTTEN)
-    places = ListOrder()
-    versions = sorted(map(_to_be_validated, decisions.versions), key=lambda version: version.order)
-    writes = (
-        *(put_version(version, places.of(version.run, version.order)) for version in versions),
-        *map(put_update, decisions.updates),
-        *map(put_run, decisions.runs),
-        put_event(_entry(decisions.event + _AHEAD, cause)),
-    )
+    entry = _entry(decisions.event + _AHEAD, cause)
+    versions = map(_to_be_validated, decisions.versions)
+    writes = tuple(map(put, (*versions, *decisions.updates, *decisions.runs, entry)))
     mark = mark_root(root, None, has_versions=False, mounts=mounts_now())
     return Beginning(Origin(cause=cause, lost=True, rebuilt=False, root=mark, lead=decisions.lead), writes)
 
@@ -387,11 +348,7 @@ def _entry(number: int, cause: str) -> Event:
 
 
 def last_state_folder(root: Path) -> Path | None:
-    """The state folder of the service that ran on `root` last; None where none has.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """The state folder of the service that ran on `root` last; None where none has."""
     try:
         return Path(os.fsdecode(read_plain(root / SERVICE_FOLDER / NOTE_NAME, _PATH_MAX)).strip())
     except FileNotFoundError:
@@ -399,11 +356,7 @@ def last_state_folder(root: Path) -> Path | None:
 
 
 def write_note(root: Path, note: str) -> None:
-    """Write down where the journal of a root is, durably.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write down where the journal of a root is, durably."""
     with suppress(OSError):
         if str(last_state_folder(root)) == note:
             return
@@ -416,9 +369,6 @@ def move_aside(path: Path) -> Path:
 
     The journal goes first: a kill in between leaves side files without a journal, which the next start moves as well.
     The other way round the journal would be left without its last writes, and could look sound.
-
-    Raises:
-        OSError: it cannot be renamed.
     """
     names, aside = [path.name, *(path.name + side for side in SIDE_FILES)], _free_name(path)
     for name in names:

@@ -14,7 +14,7 @@ from sqlalchemy import event
 
 from refitd_client.contract.decoding import from_json
 
-SCHEMA_VERSION = 6  # with each change of what follows one more: a journal of another schema is rebuilt
+SCHEMA_VERSION = 7  # with each change of what follows one more: a journal of another schema is rebuilt
 
 metadata = sa.MetaData()
 
@@ -29,11 +29,11 @@ versions = sa.Table(
     sa.Column("generation", Number, nullable=False),
     sa.Column("step", Number, nullable=False),
     sa.Column("state", sa.Text, nullable=False),
+    sa.Column("created_at", sa.Text, nullable=False),
     sa.Column("record", sa.LargeBinary, nullable=False),
-    sa.Column("place", Number, nullable=False),
-    sa.Index("versions_by_run", "run", "place", "generation", "step"),
-    sa.Index("versions_by_state", "state", "place", "generation", "step"),
-    sa.Index("versions_newest", "place", "generation", "step"),
+    sa.Index("versions_by_run", "run", "generation", "step"),
+    sa.Index("versions_by_state", "state", "created_at", "generation", "step", "run"),
+    sa.Index("versions_newest", "created_at", "generation", "step", "run"),
 )
 
 engines = sa.Table(
@@ -67,7 +67,7 @@ fingerprints = sa.Table(
     metadata,
     sa.Column("version", sa.Text, primary_key=True),
     sa.Column("configuration", sa.Text, primary_key=True),
-    sa.Column("fingerprint", sa.Text, nullable=False),
+    sa.Column("record", sa.LargeBinary, nullable=False),
 )
 
 updates = sa.Table(
@@ -116,11 +116,7 @@ def pack(record: object) -> bytes:
 
 
 def unpack(row: object, kind: type[RecordT]) -> RecordT:
-    """The record that was written.
-
-    Raises:
-        RecordDamagedError: the bytes are not those that were written, or not those of such a record.
-    """
+    """The record that was written. A RecordDamagedError says that the bytes are others, or those of another kind."""
     if not isinstance(row, bytes):  # in SQLite a damaged column may hold anything
         raise RecordDamagedError(f"a record of {kind.__name__} is damaged: it is no record")
     data, found = row[:-_SUM_LENGTH], row[-_SUM_LENGTH:]
@@ -130,29 +126,6 @@ def unpack(row: object, kind: type[RecordT]) -> RecordT:
         return from_json(data, kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise RecordDamagedError(f"a record of {kind.__name__} cannot be read: {error}") from error
-
-
-def seal_text(text: str, *keys: str) -> str:
-    """The text of a column to write, with a checksum of itself and of the keys of its row."""
-    return f"{text}\n{_text_sum(text, *keys)}"
-
-
-def open_text(stored: object, *keys: object) -> str:
-    """The text that was written.
-
-    Raises:
-        RecordDamagedError: it is not what was written, or stands under other keys.
-    """
-    if not all(isinstance(each, str) for each in (stored, *keys)):
-        raise RecordDamagedError("a row of fingerprints is damaged: it holds no text")
-    text, found = str(stored)[:-_SUM_LENGTH], str(stored)[-_SUM_LENGTH:]
-    if found != f"\n{_text_sum(text, *map(str, keys))}":
-        raise RecordDamagedError("a row of fingerprints is damaged: its checksum does not fit")
-    return text
-
-
-def _text_sum(*parts: str) -> str:
-    return xxhash.xxh3_64_hexdigest("\0".join(parts).encode(errors="surrogatepass"))
 
 
 def _sum(data: bytes) -> bytes:

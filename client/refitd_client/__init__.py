@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from refitd_client.publisher import WeightPublisher
     from refitd_client.transport.handover import Handed
     from refitd_client.write.version_folder import Progress
-    from refitd_plan.planner import plan
 
 __all__ = [
     "BucketError",
@@ -89,7 +88,6 @@ __all__ = [
     "VersionRejectedError",
     "WaitTimeoutError",
     "WeightPublisher",
-    "plan",
 ]
 
 
@@ -106,7 +104,6 @@ _PLACES = {
     "Sharded": "refitd_client.publish.options",
     "Handed": "refitd_client.transport.handover",
     "Progress": "refitd_client.write.version_folder",
-    "plan": "refitd_plan.planner",
 }
 """The module of each name that is no error."""
 

@@ -41,7 +41,7 @@ from refitd_client.publish.tracing import PublishTrace
 from refitd_client.transport import exporter
 from refitd_client.transport.handover import Handed, HandoverState
 from refitd_client.transport.sending import TensorSender
-from refitd_client.transport.ways import Transport
+from refitd_client.ways import Transport
 from refitd_client.write.content import WeightsReader, casts_for, fp8_blocks
 from refitd_client.write.version_folder import Progress
 

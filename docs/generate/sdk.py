@@ -52,6 +52,7 @@ _DUNDER = {"__enter__", "__exit__", "__init__"}
 def sdk_page() -> str:
     """The page."""
     from refitd_client.trainers.transformers import RefitCallback  # transformers, with peft, takes seconds to import
+    from refitd_plan.planner import plan
 
     public = {name: getattr(refitd_client, name) for name in refitd_client.__all__}
     errors = [each for each in public.values() if _is_error(each)]
@@ -66,6 +67,7 @@ def sdk_page() -> str:
         *(_entry(each) for each in (spans, TokenSpan, TokenCounts)),
         "## Asking the service, and planning",
         *(_entry(each) for each in others),
+        _entry(plan, module=True),
         "## Errors",
         ERRORS,
         table(["error", "fault", "when"], (_error(each) for each in _by_family(errors))),

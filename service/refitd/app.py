@@ -9,30 +9,30 @@ import gc
 import os
 import random
 import sys
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
-from itertools import chain
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 import structlog
 
 from refitd.api.api import build_api
 from refitd.api.auth import HostNames
 from refitd.api.context import Service
-from refitd.api.options import ServerTls
 from refitd.api.server import Address, Server, listening, server_tls
 from refitd.catalog.catalog import Catalog, Watcher
 from refitd.catalog.examining import References
 from refitd.catalog.files import DiskFiles
 from refitd.catalog.intake import Intake
 from refitd.clock import SystemClock
+from refitd.composition import Composition, FindGroup, GroupPort, LeadPort
 from refitd.engine.plugin import Leads
 from refitd.engine.registry import connector
 from refitd.engine.wire import Guard
 from refitd.memory import share_arenas
 from refitd.observe.logs import configure_logs
 from refitd.observe.telemetry import Telemetry, tracing
+from refitd.parts import registered
 from refitd.policy.roster import guard_of, named_by_operator
+from refitd.preflight import keys_without_token, stranger, why_unread
 from refitd.reclaim.books import Books
 from refitd.reclaim.folders import DiskFolders
 from refitd.reclaim.sweep import Collector
@@ -49,32 +49,18 @@ from refitd.root.ownership import (
 )
 from refitd.settings import Settings
 from refitd.state.decisions import DecisionFile
-from refitd.state.followers import FilesSent, Followers
-from refitd.state.journal.address import PostgresAddress
 from refitd.state.journal.journal import Journal
 from refitd.state.journal.recovery import open_journal
 from refitd.state.records import Source
 from refitd.state.store import Store
 from refitd.update.controller import CanaryCheck, CanaryChecks, OperatorCheck, UpdateController, service_leads
 from refitd.update.fleet import Fleet
-from refitd.update.hosts import ReportedHosts
 from refitd.update.proving import RankProofs
 from refitd.update.targets import Targets
-from refitd_client.bucket.objects import Bucket
 from refitd_client.http.connection import use
-from refitd_client.transport.offer_file import make_secret
-from refitd_doctor.preflight import keys_without_token, stranger, why_unread
-from refitd_hosts.discovery import parse_place
-from refitd_hosts.discovery.scout import Scout
-from refitd_hosts.follow.composing import compose_follower
-from refitd_hosts.push.pusher import Pusher
-from refitd_inside.materialize.disk import DiskCopies
-from refitd_inside.materialize.materializer import Materializer
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
-
-    from refitd.state.journal.leadership import HeldLead
 
 
 DRAIN_SECONDS = 20.0
@@ -97,21 +83,31 @@ def serve(settings: Settings, *, json: bool = False) -> int:
     use(settings.client_tls)
     try:
         tls = server_tls(settings.tls_files)
-        if settings.database is not None:
-            return _serve_in_group(settings, settings.database, tls)
-        with owned(settings.root) as hold:
-            check_state_folder(settings.state_folder, named=settings.state is not None, mounts=mounts_now())
-            with (
-                state_owned(settings.state_folder),
-                tracing() as tracer,
-                listening(settings.host, settings.port) as sockets,
-            ):
-                _warn()
-                asyncio.run(_serve(settings, hold, Address(sockets=sockets, tls=tls), tracer))
+        group = _group_of(settings)
+        with ExitStack() as opened:
+            # Services of a group share the root and have no state folder: which of them acts is settled between them.
+            hold = opened.enter_context(owned(settings.root, shared=group is not None))
+            if group is None:
+                check_state_folder(settings.state_folder, named=settings.state is not None, mounts=mounts_now())
+                opened.enter_context(state_owned(settings.state_folder))
+            tracer = opened.enter_context(tracing())
+            sockets = opened.enter_context(listening(settings.host, settings.port))
+            _warn()
+            asyncio.run(_serve(settings, hold, Address(sockets=sockets, tls=tls), tracer, group))
     except StartRefusedError as error:
         log.error("refitd does not start", reason=str(error))
         return 1
     return 0
+
+
+def _group_of(settings: Settings) -> GroupPort | None:
+    """The group that this service belongs to; None for a service alone.
+
+    Raises:
+        StartRefusedError: it belongs to one, and cannot take part.
+    """
+    found: list[FindGroup] = list(registered("group"))
+    return next((group for find in found if (group := find(settings)) is not None), None)
 
 
 def _warn() -> None:
@@ -121,42 +117,20 @@ def _warn() -> None:
         log.warning("a variable does nothing", reason=reason)
 
 
-def _serve_in_group(settings: Settings, database: PostgresAddress, tls: ServerTls | None) -> int:
-    """The same for a service of a group, which stands by until it leads.
-
-    Raises:
-        StartRefusedError: it cannot.
-    """
+async def _serve(settings: Settings, hold: Hold, at: Address, tracer: "Tracer | None", group: GroupPort | None) -> None:
+    if group is None:
+        journal = await asyncio.to_thread(open_journal, settings.state_folder, settings.root.resolve())
+        await _act(settings, hold, at, tracer, journal)
+        return
+    led = await group.lead(at)
+    if led is None:
+        log.info("stopped")
+        return
+    lead, journal = led
     try:
-        # Here, because its driver is an extra.
-        from refitd_hosts.group import lead_group
-    except ImportError as error:
-        why = f"--state {database.shown} needs PostgreSQL's driver ({error}): install refitd's extra postgres"
-        raise StartRefusedError(why) from error
-
-    async def run(hold: Hold, at: Address, tracer: "Tracer | None") -> None:
-        led = await lead_group(settings, database, at)
-        if led is None:
-            log.info("stopped")
-            return
-        try:
-            await _act(settings, hold, at, tracer, led.journal, led.lead)
-        finally:
-            led.lead.release()
-
-    with (
-        owned(settings.root, shared=True) as hold,
-        tracing() as tracer,
-        listening(settings.host, settings.port) as sockets,
-    ):
-        _warn()
-        asyncio.run(run(hold, Address(sockets=sockets, tls=tls), tracer))
-    return 0
-
-
-async def _serve(settings: Settings, hold: Hold, at: Address, tracer: "Tracer | None") -> None:
-    journal = await asyncio.to_thread(open_journal, settings.state_folder, settings.root.resolve())
-    await _act(settings, hold, at, tracer, journal)
+        await _act(settings, hold, at, tracer, journal, lead)
+    finally:
+        lead.release()
 
 
 async def _act(
@@ -165,16 +139,16 @@ async def _act(
     at: Address,
     tracer: "Tracer | None",
     journal: Journal,
-    lead: "HeldLead | None" = None,
+    lead: LeadPort | None = None,
 ) -> None:
     """Do the service's work until it is to stop. Closes the journal."""
     try:
         store = await asyncio.to_thread(Store, journal, SystemClock(), 0 if lead is None else lead.epoch)
-        targets = Targets(store, settings.strategy, follows=bool(settings.follow))
+        targets = Targets(store, settings.strategy)
         guard = await asyncio.to_thread(_root_guard, settings, store, hold)
         telemetry = Telemetry(store, tracer)
-        async with asyncio.TaskGroup() as group:
-            writing = group.create_task(journal.run(), name="journal")
+        async with asyncio.TaskGroup() as tasks:
+            writing = tasks.create_task(journal.run(), name="journal")
             await _run(settings, store, targets, guard, at, telemetry, lead)
             telemetry.close()
             writing.cancel()
@@ -202,7 +176,7 @@ async def _run(
     guard: RootGuard,
     at: Address,
     telemetry: Telemetry,
-    lead: "HeldLead | None",
+    lead: LeadPort | None,
 ) -> None:
     if lead is not None:
         store.say("group", "group", f"{lead.leader.address} leads the group, with epoch {lead.epoch}", epoch=lead.epoch)
@@ -211,15 +185,12 @@ async def _run(
         log.warning("the canary is not there", reason=doubt)
     if (exposed := await asyncio.to_thread(keys_without_token, settings)) is not None:
         log.warning("--insecure: engines can be changed without a token", reason=exposed, advice=_CLOSE_IT)
-    if settings.follow and not (settings.engines or settings.engines_file or settings.discover or store.engines):
-        log.warning("this host has no engine", advice="name its engines: --engine URL, or 'refitd engines add URL'")
-    try:
-        await asyncio.to_thread(make_secret, settings.root.resolve())
-    except OSError as error:  # then no version is handed over from memory, and all else works
-        log.warning("no secret for hand-overs from memory", reason=str(error))
-    group, state_folder, interval = lead and (lead.service, lead.epoch), settings.state_folder, settings.probe_interval
+    group = None if lead is None else (lead.service, lead.epoch)
+    state_folder, interval = settings.state_folder, settings.probe_interval
     leads = await asyncio.to_thread(service_leads, store, settings.root, state_folder, interval, group)
     parts = compose(settings, store, targets, guard, telemetry=telemetry, leads=leads, port=at.port, lead=lead)
+    for add in registered("compose"):
+        await add(parts)
     gc.collect()
     gc.freeze()  # what was imported stays: looking through it again would stop everything for 30 ms at a time
     api = build_api(parts.api)
@@ -235,15 +206,6 @@ async def _run(
             task.cancel()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """The parts of a service that does its work. `runs` go on until they are cancelled; `api` is what routes use."""
-
-    api: Service
-    fleet: Fleet
-    runs: Sequence[Callable[[], Coroutine[Any, Any, None]]]
-
-
 def compose(
     settings: Settings,
     store: Store,
@@ -253,9 +215,9 @@ def compose(
     telemetry: Telemetry,
     leads: Leads | None = None,
     port: int = 0,
-    lead: "HeldLead | None" = None,
-) -> Parts:
-    """Make every part and hand it what it needs. Call it on the event loop.
+    lead: LeadPort | None = None,
+) -> Composition:
+    """Make every part of the core and hand it what it needs. Call it on the event loop.
 
     Args:
         guard: says why what is at the root's path is not the root.
@@ -268,22 +230,9 @@ def compose(
     proofs = RankProofs(store, targets, settings.prove)
     references = References(store, settings.base_model, threads)
     catalog = Catalog(store, files, references, settings.catalog_rules, proofs)
-    copies = DiskCopies(root, threads)
-    followers, sent = Followers(store.clock), FilesSent()
-    pusher = _pusher(settings, store, targets)
     decisions = DecisionFile(store, root, threads.run)
     store.observe(decisions)
-    facts = Books(
-        store,
-        targets,
-        files,
-        catalog.judging,
-        pulling=lambda: chain(followers.pulled(), sent.in_use()),
-        upstream=lambda: frozenset() if follower is None else follower.needs,
-        pushing=frozenset if pusher is None else lambda: pusher.uploading,
-    )
-    materializer = Materializer(store, targets, facts, copies)
-    hosts = ReportedHosts(store, store.clock, leads)
+    books = Books(store, targets, files, catalog.judging)
     fleet = Fleet(
         store,
         targets,
@@ -291,44 +240,21 @@ def compose(
         urls=settings.engines,
         engines_file=settings.engines_file,
         probe_interval=settings.probe_interval,
-        connect=hosts.connector(
-            connector(
-                settings.engine_access,
-                _while_leading(lead, guard_of(settings.operator_hosts, store.engines)),
-                named_by_operator(settings.operator_hosts, store.engines),
-                leads,
-            ),
-            root=settings.path_map or str(root),
-            load_timeout=settings.load_timeout,
+        connect=connector(
+            settings.engine_access,
+            _while_leading(lead, guard_of(settings.operator_hosts, store.engines)),
+            named_by_operator(settings.operator_hosts, store.engines),
+            leads,
         ),
-        check=materializer.checking(catalog.check),
+        check=catalog.check,
         prove=catalog.read,
         proofs=proofs,
         chance=random.Random(),  # noqa: S311 - jitter, not a secret
-        discovers=bool(settings.discover),
     )
-    follower = compose_follower(
-        settings,
-        store,
-        targets,
-        fleet,
-        root=settings.root,
-        guard=guard,
-        run=settings.run,
-        quorum=settings.quorum,
-        nudge=catalog.nudge,
-        port=port,
-    )
-    hosts.tell, fleet.forget_host = fleet.reported, hosts.forget
-    hosts.is_shared = followers.is_shared
-    if pusher is not None:
-        hosts.store_with = pusher.store_with
     checks: list[CanaryCheck] = [fleet.trial]
     if settings.canary_check is not None:
         checks.append(OperatorCheck(settings.canary_check))
-    discovered = [engine.url for engine in store.engines.values() if engine.naming.source is Source.DISCOVERED]
-    places = [parse_place(text) for text in settings.discover]
-    collector = Collector(store, facts, DiskFolders(root, threads), settings.reclaim_rules, materializer)
+    collector = Collector(store, books, DiskFolders(root, threads), settings.reclaim_rules)
     intake = Intake(
         store,
         targets,
@@ -339,9 +265,21 @@ def compose(
         trainers=settings.trainers,
         kind=settings.kind,
         deltas=settings.takes_deltas,
-        upstreams=settings.follow,
     )
-    return Parts(
+    return Composition(
+        settings=settings,
+        root=root,
+        guard=guard,
+        threads=threads,
+        store=store,
+        targets=targets,
+        catalog=catalog,
+        books=books,
+        collector=collector,
+        intake=intake,
+        fleet=fleet,
+        leads=leads,
+        port=port,
         api=Service(
             values=settings.api_values,
             store=store,
@@ -349,43 +287,25 @@ def compose(
             intake=intake,
             fleet=fleet,
             sweeper=collector.sweeper,
-            materializer=materializer,
             telemetry=telemetry,
-            followers=followers,
             names=HostNames(store.clock),
-            hosts=hosts,
-            sent=sent,
-            follower=follower,
             decisions=decisions,
             leader=None if lead is None else lead.leader,
         ),
-        fleet=fleet,
-        runs=(
+        runs=[
             Watcher(root, asyncio.get_running_loop(), catalog.nudge).run,
             collector.run,
             catalog.run,
             decisions.run,
             UpdateController(store, targets, default_run=settings.run, quorum=settings.quorum).run,
             CanaryChecks(store, targets, checks).run,
-            materializer.run,
             fleet.run,
-            hosts.run,
-            Scout(places, discovered, fleet.discovered, store.clock).run,
-            *(() if follower is None else (follower.run,)),
-            *(() if pusher is None else (pusher.run,)),
-        ),
+        ],
     )
 
 
-def _while_leading(lead: "HeldLead | None", guard: Guard) -> Guard:
+def _while_leading(lead: LeadPort | None, guard: Guard) -> Guard:
     """The guard of calls to engines; it also refuses each call of a service that does not lead its group any more."""
     if lead is None:
         return guard
     return lambda host, address: lead.why_not() or guard(host, address)
-
-
-def _pusher(settings: Settings, store: Store, targets: Targets) -> Pusher | None:
-    """What pushes to the object store of the settings, None where there is none."""
-    if settings.push is None:
-        return None
-    return Pusher(store, targets, settings.root.resolve(), Bucket.at(settings.push), keep=settings.keep_last + 1)

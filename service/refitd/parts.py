@@ -40,10 +40,17 @@ class Part:
 
     Attributes:
         commands: of the command line, by name.
+        settings: groups of settings of `refitd serve`: classes with `panels` (which of them --help shows under which
+            heading) and `values` (the placeholder of a value, where its type does not say it).
+        compose: adds to a service before it runs: a `refitd.composition.Compose`.
+        group: has a service wait until it may act, where it is one of several: a `refitd.composition.FindGroup`.
         plugins: makes the clients of the code inside engines: a `refitd.engine.plugin.PluginMaker`.
     """
 
     commands: Mapping[str, CommandLine] = field(default_factory=dict[str, CommandLine])
+    settings: tuple[str, ...] = ()
+    compose: str | None = None
+    group: str | None = None
     plugins: str | None = None
 
 

@@ -7,7 +7,8 @@ import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_settings import NoDecode
@@ -16,21 +17,18 @@ from refitd.api.options import AccessSettings, ApiValues
 from refitd.engine.address import check_adapter_name, parse_allow_list
 from refitd.engine.kind import EngineAccess
 from refitd.engine.registry import EngineSpec, check_engine, check_pause_mode, named_engines
+from refitd.parts import parts
 from refitd.policy.admit import CatalogRules, Prove
 from refitd.policy.keep import KEEP_LAST, KeepRules
 from refitd.policy.roster import OperatorHosts
 from refitd.policy.spare_slots import ReclaimRules, SlotRules
 from refitd.policy.strategy import Strategy, StrategyName, strategy_of
 from refitd.root.ownership import why_no_slots
-from refitd.state.journal.address import PostgresAddress, is_postgres
 from refitd.text import bytes_in, canary_check_url
 from refitd_client.contract.naming import check_run
 from refitd_client.contract.states import Kind
 from refitd_client.contract.wire import Keeping
 from refitd_client.validation.foreign import Trainer
-from refitd_hosts.discovery import check_places
-from refitd_hosts.follow.options import FollowSettings
-from refitd_hosts.push.options import PushSettings
 
 LORA_KEEP = 2
 SETTLE_TIMEOUTS = 60  # of --settle, after which an unchanged, incomplete checkpoint is rejected
@@ -43,10 +41,6 @@ def _split(value: object) -> object:
 
 def _run(value: object) -> object:
     return check_run(value) if isinstance(value, str) else value
-
-
-def _state(value: object) -> object:
-    return PostgresAddress(value) if isinstance(value, str) and is_postgres(value) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +71,9 @@ Size = Annotated[int, BeforeValidator(bytes_in)]
 Urls = Annotated[list[str], NoDecode, BeforeValidator(_split)]
 
 
-class Settings(AccessSettings, FollowSettings, PushSettings):
+class CoreSettings(AccessSettings):
+    """The settings of the core. `Settings` has those of the rings besides."""
+
     root: Path = Field(description="Folder that trainers publish into: <root>/<run>/v000123/")
     engines: Annotated[Urls, AfterValidator(lambda texts: [check_engine(text) for text in texts])] = Field(
         default=[],
@@ -85,11 +81,6 @@ class Settings(AccessSettings, FollowSettings, PushSettings):
     )
     engines_file: Path | None = Field(
         default=None, description="YAML file of engines: url, run, keys, path map; watched"
-    )
-    discover: Annotated[Urls, AfterValidator(check_places)] = Field(
-        default=[],
-        description="Places that name engines: dns:NAME?port=N, dns:NAME?type=SRV, sglang-router+http://HOST:PORT, "
-        "areal:/RECORD_ROOT/USER/EXPERIMENT/TRIAL; hosts beyond loopback need --engine-allow",
     )
     run: Annotated[str | None, BeforeValidator(_run)] = Field(
         default=None, description="Run that engines without one of their own follow (default: the only run in the root)"
@@ -119,16 +110,8 @@ class Settings(AccessSettings, FollowSettings, PushSettings):
         "(default: loopback and the hosts that are named already)",
     )
 
-    state: Annotated[Path | PostgresAddress | None, BeforeValidator(_state)] = Field(
-        default=None,
-        description="Folder of the journal (default: under the XDG state directory), or the postgresql:// URL of the "
-        "database that a group of services shares (needs refitd[postgres])",
-    )
-    lease: float = Field(
-        default=3.0,
-        ge=1.0,
-        le=60.0,
-        description="Time without an answer of the database after which another service of the group takes over",
+    state: Path | None = Field(
+        default=None, description="Folder of the journal (default: under the XDG state directory)"
     )
     keep_last: int = Field(
         default=3,
@@ -193,11 +176,10 @@ class Settings(AccessSettings, FollowSettings, PushSettings):
     quorum: int = Field(default=1, ge=1, description="Engines that must serve a version before it counts as served")
 
     @model_validator(mode="after")
-    def _check(self) -> "Settings":
+    def _check(self) -> "CoreSettings":
         parse_allow_list(self.engine_allow)
         self.check_access()
         self._check_strategy()
-        self.check_follow()
         if self.path_map is not None and not self.path_map.startswith("/"):
             raise ValueError("path_map must be an absolute path")
         return self
@@ -227,7 +209,6 @@ class Settings(AccessSettings, FollowSettings, PushSettings):
         return ApiValues(
             access=self,
             root=self.root,
-            upstreams=self.follow,
             operator_hosts=self.operator_hosts,
             quorum=self.quorum,
             keeping=self.keeping,
@@ -281,11 +262,6 @@ class Settings(AccessSettings, FollowSettings, PushSettings):
         return ReclaimRules(interval=SCANS_A_SWEEP * self.scan_interval, keep=keep, slots=slots)
 
     @property
-    def database(self) -> PostgresAddress | None:
-        """The database of the group that this service belongs to; None for a service alone."""
-        return self.state if isinstance(self.state, PostgresAddress) else None
-
-    @property
     def state_folder(self) -> Path:
         """The folder of the journal of a service alone: one for each root, on local disk."""
         if isinstance(self.state, Path):
@@ -293,3 +269,21 @@ class Settings(AccessSettings, FollowSettings, PushSettings):
         base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
         name = hashlib.sha256(str(self.root.resolve()).encode()).hexdigest()[:12]
         return base / "refitd" / f"{self.root.name}-{name}"
+
+
+GroupT = TypeVar("GroupT")
+
+
+def group_of(settings: CoreSettings, group: type[GroupT]) -> GroupT:
+    """The settings as a ring's own, which it has registered (`Part.settings`)."""
+    if not isinstance(settings, group):
+        raise TypeError(f"{group.__name__} is not registered")
+    return settings
+
+
+if TYPE_CHECKING:
+    Settings = CoreSettings
+else:
+    groups = [resolve_name(name) for part in parts() for name in part.settings]
+    Settings = type("Settings", (*groups, CoreSettings), {"__module__": __name__})
+    """All settings of the service: those of the core, and the groups that the rings register."""

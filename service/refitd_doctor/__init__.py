@@ -5,7 +5,6 @@
     engines     the places that name engines; each engine's answers; whether it sees the same files
     stores      object stores, and hubs
     check       all of it
-    preflight   what a start refuses
 
 Functions that look (`look_…`, `ask_…`) return observations, and functions that judge (`judge_…`) are pure.
 """

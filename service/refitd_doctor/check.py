@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from refitd.engine.http import NoReply
-from refitd.settings import Settings
+from refitd.settings import Settings, group_of
 from refitd_client.contract.wire import Keeping
 from refitd_doctor.engines import (
     EngineAnswers,
@@ -22,7 +22,6 @@ from refitd_doctor.engines import (
 )
 from refitd_doctor.finding import CheckName, CheckVerdict, Finding, failed, good, warning
 from refitd_doctor.journal import JournalFacts, judge_group, judge_journal, read_journal, still
-from refitd_doctor.preflight import judge_variables
 from refitd_doctor.root import (
     RootUnusableError,
     judge_mark,
@@ -39,10 +38,12 @@ from refitd_doctor.service import (
     judge_notice,
     judge_overview,
     judge_settings,
+    judge_variables,
     url_of,
 )
 from refitd_doctor.stores import ask_hubs, ask_stores, judge_hub, judge_store
 from refitd_hosts.discovery import EnginesFound
+from refitd_hosts.group_options import GroupSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +108,9 @@ async def _check(
     told, keeps = await _ask_service(settings, running, url)
     findings = [*judge_root(facts, settings, keeps), *await asyncio.to_thread(list, judge_mark(root, journal))]
     findings += [*judge_settings(settings), judge_journal(journal), _running(root, running)]
-    if settings.database is not None:
-        findings.append(await asyncio.to_thread(judge_group, settings.database))
+    database = group_of(settings, GroupSettings).database
+    if database is not None:
+        findings.append(await asyncio.to_thread(judge_group, database))
     findings += [*told, *judge_places(answers)]
     findings += [each for store in await ask_stores(settings) for each in judge_store(store)]
     findings += [each for hub in await ask_hubs(settings) for each in judge_hub(hub, settings.run)]

@@ -16,13 +16,14 @@ from refitd.engine.port import ChangeCheck, Reached, Unreached
 from refitd.engine.registry import KINDS, EngineSpec, connector, read_engines
 from refitd.policy.contest import is_one_server
 from refitd.root.handle import RootThreads
-from refitd.settings import Settings
+from refitd.settings import Settings, group_of
 from refitd.state.records import EngineRecord, Source
 from refitd_client.contract.plugin import ASIDE, setting_fault
 from refitd_client.validation.reference import ReferenceRefusedError, read_reference
 from refitd_doctor.finding import CheckName, CheckVerdict, Finding, failed, good, unknown, warning
 from refitd_hosts.discovery import Answer, EnginesFound, Silent, parse_place
 from refitd_hosts.discovery.scout import ask
+from refitd_hosts.group_options import GroupSettings
 from refitd_inside.client import NO_PLUGIN
 
 _OF_PLAIN_TOO = " (of checkpoints without refit.json as well)"
@@ -82,7 +83,9 @@ def roster_of(settings: Settings, records: Mapping[str, EngineRecord], found: Co
 
 async def ask_places(settings: Settings) -> list[Answer]:
     threads = RootThreads()
-    return await asyncio.gather(*(ask(parse_place(place), threads) for place in settings.discover))
+    return await asyncio.gather(
+        *(ask(parse_place(place), threads) for place in group_of(settings, GroupSettings).discover)
+    )
 
 
 def judge_places(answers: Iterable[Answer]) -> Iterator[Finding]:

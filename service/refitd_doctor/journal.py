@@ -9,7 +9,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from refitd.settings import Settings
+from refitd.settings import Settings, group_of
 from refitd.state.journal import rows
 from refitd.state.journal.address import GROUP_NOTE, PostgresAddress
 from refitd.state.journal.database import JOURNAL_NAME
@@ -32,6 +32,7 @@ from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.files.plain_file import open_plain
 from refitd_doctor.finding import CheckName, Finding, failed, good, warning
+from refitd_hosts.group_options import GroupSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +90,9 @@ def read_journal(settings: Settings, root: Path) -> JournalFacts:
     Raises:
         OSError: the root's own note of where its journal is cannot be read.
     """
-    if settings.database is not None:
-        return _of_group(settings.database, root)
+    database = group_of(settings, GroupSettings).database
+    if database is not None:
+        return _of_group(database, root)
     folder = settings.state_folder
     path = folder / JOURNAL_NAME
     before = last_state_folder(root)

@@ -2,7 +2,7 @@
 
 from refitd.parts import CommandLine, Part
 
-_OTHER_NAMES = ("check", "diagnose", "test", "fsck", "repair", "verify", "scrub", "adopt")
+_ALSO_CALLED = ("check", "diagnose", "test", "fsck", "repair", "verify", "scrub", "adopt")
 PART = Part(
     commands={
         "doctor": CommandLine(
@@ -10,7 +10,7 @@ PART = Part(
             "refitd_doctor.command",
             "Check what a job will need, and repair what no start repairs.",
             is_first=True,
-            words=_OTHER_NAMES,
+            words=_ALSO_CALLED,
         )
     }
 )

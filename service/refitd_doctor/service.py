@@ -8,7 +8,7 @@ the name, and then refuses the notice because nothing is at its path. It writes 
 import asyncio
 import stat
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from ipaddress import ip_address
 
 import msgspec
@@ -16,12 +16,12 @@ import msgspec
 from refitd.api.options import LOOPBACK
 from refitd.catalog.intake import DOCTORS_RUN
 from refitd.engine.http import OVERVIEW_BYTES, NoReply, Reply, Transport
+from refitd.preflight import faults_of, unread
 from refitd.settings import Settings
 from refitd_client.contract.states import EngineGlance
 from refitd_client.contract.wire import Overview
 from refitd_client.http.publisher_client import root_name
 from refitd_doctor.finding import CheckName, Finding, failed, good, unknown, warning
-from refitd_doctor.preflight import faults_of
 
 SERVICE_SECONDS = 5.0
 _ROUTE = "/v1/versions"
@@ -137,3 +137,12 @@ def judge_overview(overview: Overview) -> Iterator[Finding]:
         is_well = not counts[EngineGlance.TROUBLED] + counts[EngineGlance.AWAY]
         fix = "'refitd engines' says why of each, and 'refitd explain ENGINE' what helps"
         yield good(CheckName.ENGINES, "service", text) if is_well else failed(CheckName.ENGINES, "service", text, fix)
+
+
+def judge_variables(environment: Mapping[str, str]) -> Iterator[Finding]:
+    """What a start says of variables that nothing reads, as findings."""
+    for name, meant in unread(environment).items():
+        fix = "unset it, or see docs/reference/settings.md for what there is"
+        if meant is not None:
+            fix = f"did you mean {meant}?"
+        yield warning(CheckName.SETTINGS, name, "no setting is called so, and nothing reads it", fix)

@@ -14,13 +14,16 @@ from dataclasses import dataclass
 import msgspec
 
 from refitd.engine.http import OVERVIEW_BYTES, NoReply, Reply, Transport
-from refitd.settings import Settings
-from refitd_client.bucket.objects import Bucket, is_bucket_url
+from refitd.settings import Settings, group_of
+from refitd_client.bucket.objects import Bucket
 from refitd_client.bucket.run import list_runs, require_conditions
+from refitd_client.contract.stores import is_bucket_url
 from refitd_client.contract.wire import Overview
 from refitd_client.errors import BucketError
 from refitd_doctor.finding import CheckName, Finding, failed, good, unknown, warning
 from refitd_doctor.service import SERVICE_SECONDS
+from refitd_hosts.follow.options import FollowSettings
+from refitd_hosts.push.options import PushSettings
 
 ANSWER_SECONDS = 15.0
 _CHECK_STORE = (
@@ -41,9 +44,13 @@ class StoreAnswers:
 
 
 async def ask_stores(settings: Settings) -> list[StoreAnswers]:
-    asked = [look_at_store(Bucket.at(url), pushes=False) for url in settings.follow if is_bucket_url(url)]
-    if settings.push is not None:
-        asked.append(look_at_store(Bucket.at(settings.push), pushes=True))
+    asked = [
+        look_at_store(Bucket.at(url), pushes=False)
+        for url in group_of(settings, FollowSettings).follow
+        if is_bucket_url(url)
+    ]
+    if (push := group_of(settings, PushSettings).push) is not None:
+        asked.append(look_at_store(Bucket.at(push), pushes=True))
     return list(await asyncio.gather(*asked))
 
 
@@ -112,12 +119,12 @@ class HubAnswers:
 
 
 async def ask_hubs(settings: Settings) -> list[HubAnswers]:
-    urls = [url.rstrip("/") for url in settings.follow if not is_bucket_url(url)]
+    urls = [url.rstrip("/") for url in group_of(settings, FollowSettings).follow if not is_bucket_url(url)]
     return list(await asyncio.gather(*(_ask(url, settings) for url in urls)))
 
 
 async def _ask(url: str, settings: Settings) -> HubAnswers:
-    hub = Transport(url, api_key=settings.follow_token_file, admin_key=None, server="hub")
+    hub = Transport(url, api_key=group_of(settings, FollowSettings).follow_token_file, admin_key=None, server="hub")
     look = await hub.get("/v1/overview", SERVICE_SECONDS, most=OVERVIEW_BYTES)
     proxy = next((name for name in _PROXIES if os.environ.get(name) or os.environ.get(name.lower())), None)
     return HubAnswers(url=url, look=look, report=await hub.put(_REPORT, {}, SERVICE_SECONDS), proxy=proxy)

@@ -12,8 +12,9 @@ from refitd.cli.output import speaking
 from refitd.cli.reclaim import DryRun
 from refitd.cli.render import BAD, BUSY, GOOD, Table, cell
 from refitd_client.bucket.collection import BucketCollection, collect_run
-from refitd_client.bucket.objects import Bucket, is_bucket_url
+from refitd_client.bucket.objects import Bucket
 from refitd_client.bucket.run import list_runs
+from refitd_client.contract.stores import is_bucket_url
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="The store: s3://bucket/prefix, gs://… or az://…")]
 Runs = Annotated[

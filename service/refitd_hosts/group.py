@@ -29,11 +29,12 @@ from refitd.api.server import Address, Server
 from refitd.observe.logs import announce
 from refitd.problem import ProblemError, Slug
 from refitd.root.ownership import StartRefusedError
-from refitd.settings import Settings
+from refitd.settings import Settings, group_of
 from refitd.state.journal.address import Leader, PostgresAddress
 from refitd.state.journal.journal import Journal
 from refitd.state.journal.leadership import Candidate, HeldLead, monotonic
 from refitd.state.journal.postgres import connect, open_group_journal, why_unusable
+from refitd_hosts.group_options import GroupSettings
 
 POLL_SECONDS = 0.25
 _LAST_ANSWER_SECONDS = 1.0
@@ -177,42 +178,39 @@ async def standing_by(standby: Standby, app: FastAPI, host: str, port: int, at: 
 _EVERY_ADDRESS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - it is compared
 
 
-@dataclass(frozen=True, slots=True)
-class Led:
-    """The lead of a group and its journal, which its owner closes before it releases the lead."""
+class ServiceGroup:
+    """The group of services that share a database. As `refitd.composition.GroupPort`."""
 
-    lead: HeldLead
-    journal: Journal
+    def __init__(self, settings: Settings, database: PostgresAddress) -> None:
+        self._settings, self._database = settings, database
 
+    async def lead(self, at: Address) -> tuple[HeldLead, Journal] | None:
+        settings, database = self._settings, self._database
+        candidate = Candidate(database, advertised(settings, at.port), group_of(settings, GroupSettings).lease)
+        view = StandbyView()
 
-async def lead_group(settings: Settings, database: PostgresAddress, at: Address) -> Led | None:
-    """Stand by until this service leads and may act; None where it is to stop before. A StartRefusedError says why the
-    database or its journal cannot be used, and what to do.
-    """
-    candidate = Candidate(database, advertised(settings, at.port), settings.lease)
-    view = StandbyView()
-    standby = Standby(candidate, view, partial(_why_refused, database))
-    async with standing_by(standby, build_standby(view, door_of(settings)), settings.host, settings.port, at):
-        lead = await standby.lead()
-        if lead is None:
-            return None
-        try:
-            journal = await asyncio.to_thread(open_group_journal, database, lead, settings.root.resolve())
-            if await standby.wait(lead.acts_at - monotonic()):
-                log.info("this service leads its group", epoch=lead.epoch, address=lead.leader.address)
-                return Led(lead, journal)
-            journal.close()
-        except BaseException:
+        standby = Standby(candidate, view, partial(_why_refused, database))
+        async with standing_by(standby, build_standby(view, door_of(settings)), settings.host, settings.port, at):
+            lead = await standby.lead()
+            if lead is None:
+                return None
+            try:
+                journal = await asyncio.to_thread(open_group_journal, database, lead, settings.root.resolve())
+                if await standby.wait(lead.acts_at - monotonic()):
+                    log.info("this service leads its group", epoch=lead.epoch, address=lead.leader.address)
+                    return lead, journal
+                journal.close()
+            except BaseException:
+                lead.release()
+                raise
             lead.release()
-            raise
-        lead.release()
-        return None
+            return None
 
 
 def advertised(settings: Settings, port: int) -> str:
     """The URL by which clients reach this service: the operator's word, else its address and port."""
-    if settings.advertise is not None:
-        return settings.advertise
+    if (named := group_of(settings, GroupSettings).advertise) is not None:
+        return named
     host = socket.gethostname() if settings.host in _EVERY_ADDRESS else settings.host
     scheme = "http" if settings.tls_cert is None else "https"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -5,5 +5,12 @@ from refitd.parts import CommandLine, Part
 PART = Part(
     commands={
         "collect": CommandLine("Change", "refitd_hosts.collect", "Delete what nothing needs from an object store.")
-    }
+    },
+    settings=(
+        "refitd_hosts.follow.options:FollowSettings",
+        "refitd_hosts.push.options:PushSettings",
+        "refitd_hosts.group_options:GroupSettings",
+    ),
+    compose="refitd_hosts.composing:compose",
+    group="refitd_hosts.composing:find_group",
 )

@@ -2,4 +2,4 @@
 
 from refitd.parts import Part
 
-PART = Part(plugins="refitd_inside.client.client:plugins_under")
+PART = Part(compose="refitd_inside.composing:compose", plugins="refitd_inside.client.client:plugins_under")

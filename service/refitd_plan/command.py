@@ -203,7 +203,7 @@ def plan(**given: Any) -> None:
     """
     json = bool(given.pop("json"))
     # Here, because only this command needs them.
-    from refitd_client import plan as made
+    from refitd_plan.planner import plan as made
 
     with speaking(json=json) as out:
         found = made(**{name: value for name, value in given.items() if value is not None})

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from refitd_client.transport.ways import Transport
+from refitd_client.ways import Transport
 from refitd_plan.job import JobSettings
 from refitd_plan.machine import GIB, Machine, Placement
 from refitd_plan.memory import GPU_HEADROOM, WEIGHT_BYTES, MemoryEstimate, memory_of

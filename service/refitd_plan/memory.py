@@ -38,7 +38,7 @@ next micro-batch need new ones. Else 15 % of PyTorch's memory is lost in fragmen
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from refitd_client.transport.ways import Transport
+from refitd_client.ways import Transport
 from refitd_plan.allocation import VLLM, Component, Parallel, Role
 from refitd_plan.job import JobSettings, Loss, Optimizer, Precision
 from refitd_plan.machine import GIB, Machine, Placement, Rank

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from refitd_client.transport.ways import Transport
+from refitd_client.ways import Transport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from refitd_client.errors import PlanRefusedError
-from refitd_client.transport.ways import Choice
+from refitd_client.ways import Choice
 from refitd_plan.allocation import ENGINE_NAMES, SGLANG, VLLM, Allocation, allocation_of_counts, parse
 from refitd_plan.fit import assumed_of_memory, fit, planned_memory, version_bytes
 from refitd_plan.job import JobSettings, job_of
@@ -59,7 +59,7 @@ def plan(
 ) -> Plan:
     """Plan how weights go from trainer to engines, and whether both fit on their GPUs.
 
-    >>> refitd_client.plan("sglang.d1p1t1+d1p1t1", gpus_per_node=1, gpu_memory=44.42, model="/models/qwen2.5-0.5b")
+    >>> plan("sglang.d1p1t1+d1p1t1", gpus_per_node=1, gpu_memory=44.42, model="/models/qwen2.5-0.5b")
 
     Args:
         allocation: an AReaL allocation string, of 2025 or of today; or else the counts that follow.

@@ -1,4 +1,4 @@
-"""Which way the weights go: a job in the words of the one chooser, `refitd_client.transport.ways`. Pure.
+"""Which way the weights go: a job in the words of the one chooser, `refitd_client.ways`. Pure.
 
 What the chooser cannot see is added here: adapters, AReaL's folders, roots that engines do not see, memory that cannot
 be opened. `COSTS` are figures of docs/measurements.md, against which a test holds them. What a root on a tmpfs takes
@@ -9,9 +9,9 @@ with deltas the copies that they are applied to and the one that the publisher c
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from refitd_client import ways
 from refitd_client.contract.plugin import Receiver, Receivers
 from refitd_client.errors import PlanRefusedError
-from refitd_client.transport import ways
 from refitd_plan.allocation import ENGINE_NAMES, SGLANG, VLLM, Allocation, Role
 from refitd_plan.job import JobSettings
 from refitd_plan.machine import LEAST_MEMORY, Machine, Placement, Rank

@@ -16,6 +16,7 @@ PRODUCT = {
     "service/refitd_front": None,
     "service/refitd_hosts": None,
     "service/refitd_inside": None,
+    "service/refitd_memory": "memory",
     "service/refitd_plan": "plan",
     "service/refitd_plugin": "plugin",
     "service/refitd_sglang": "sglang",

@@ -146,7 +146,7 @@ async def serving(
         intake=intake,
         fleet=fleet,
         sweeper=collector.sweeper,
-        materializer=materializer,
+        copies=materializer,
         hosts=hosts,
     )
     hosts.tell, fleet.forget_host = fleet.reported, hosts.forget

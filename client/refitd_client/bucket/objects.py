@@ -26,6 +26,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Literal, cast
 from urllib.parse import urlsplit
 
+from refitd_client.contract.stores import STORE_SCHEMES, scheme_of
 from refitd_client.errors import BucketError
 
 if TYPE_CHECKING:
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     ObjectStore = AzureStore | GCSStore | MemoryStore | S3Store
     _List = Callable[[ObjectStore, str], Awaitable[ListResult[list[ObjectMeta]]]]  # its other overload wants pyarrow
 
-SCHEMES = ("s3", "gs", "az")
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 _BY_PATH = "A folder of such a name is named by its absolute path"
 RETRIES = 5  # of a request that failed
 _REQUEST_SECONDS = 60  # for one request, a part of 16 MiB at most: 280 KB/s
@@ -63,17 +62,6 @@ class BucketAddress:
     def name(self) -> str:
         """What sentences call it."""
         return f"{self.scheme}://{self.bucket}" + (f"/{self.prefix}" if self.prefix else "")
-
-
-def is_bucket_url(text: str) -> bool:
-    """Whether a text is meant to be an object store's URL."""
-    return text.partition("://")[0].lower() in SCHEMES and "://" in text
-
-
-def scheme_of(root: str) -> str | None:
-    """The scheme of a root that looks like a URL, as `s3:/bucket` does too; None of a folder's path."""
-    found = _SCHEME.match(root)
-    return None if found is None else found[1]
 
 
 def require_folder(root: str) -> None:
@@ -112,7 +100,7 @@ def parse_bucket_url(url: str) -> BucketAddress:
             "the URL of the object store has a user, a query or a fragment: write s3://bucket/prefix alone, and give "
             "credentials by the environment, as for the cloud's own tools"
         )
-    if parts.scheme not in SCHEMES or not parts.netloc:
+    if parts.scheme not in STORE_SCHEMES or not parts.netloc:
         raise ValueError("an object store is named as s3://bucket/prefix, gs://bucket/prefix or az://container/prefix")
     segments = [segment for segment in parts.path.split("/") if segment]
     if any(segment in {".", ".."} for segment in segments):

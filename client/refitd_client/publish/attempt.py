@@ -49,7 +49,7 @@ from refitd_client.publish.run_folder import RunFolder
 from refitd_client.publish.tracing import PublishTrace
 from refitd_client.transport.handover import ExportTarget, Handed, HandoverState, TensorExport
 from refitd_client.transport.sending import Destination
-from refitd_client.transport.ways import BY_FILES, TRANSPORTS, Transport
+from refitd_client.ways import BY_FILES, TRANSPORTS, Transport
 from refitd_client.write.content import Content, PlannedContent, WeightsReader
 from refitd_client.write.version_folder import Laps, Meter, Progress, Staging, free_bytes, no_space, staged
 

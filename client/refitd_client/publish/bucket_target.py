@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from refitd_client.bucket.collection import collect
-from refitd_client.bucket.objects import Bucket, is_bucket_url, require_folder
+from refitd_client.bucket.objects import Bucket, require_folder
 from refitd_client.bucket.pointer import version_prefix
 from refitd_client.bucket.run import BucketRun
 from refitd_client.contract.naming import INCOMING_PREFIX, Order, parse_version_folder, version_id
+from refitd_client.contract.stores import is_bucket_url
 from refitd_client.delta.change import Full
 from refitd_client.errors import BucketError, RunBusyError, StorageError
 from refitd_client.files import durable

@@ -15,7 +15,7 @@ from refitd_client.publish.options import ALL, DurabilityPolicy
 from refitd_client.transport.device import uuid_of
 from refitd_client.transport.memory import boot_id, host_name
 from refitd_client.transport.sending import Destination, available, is_sharable
-from refitd_client.transport.ways import (
+from refitd_client.ways import (
     BY_FILES,
     Choice,
     TrainerPlace,

@@ -56,7 +56,7 @@ from refitd_client.sharded.rank_group import portable
 from refitd_client.sharded.rank_shadow import RankShadow
 from refitd_client.sharded.rank_slot import SlotCopier
 from refitd_client.tensors import entry_of
-from refitd_client.transport.ways import TrainerPlace
+from refitd_client.ways import TrainerPlace
 from refitd_client.write.plan import PIECE, ShardChecks
 
 PIECE_BYTES = 2**20

@@ -15,7 +15,7 @@ from refitd_client.transport.needs import PartialNeeds
 from refitd_client.transport.offer import DevicePlace, GroupTransfer, HostPlace
 from refitd_client.transport.schedule import Strip
 from refitd_client.transport.script import ShardTable
-from refitd_client.transport.ways import TrainerPlace, Transport
+from refitd_client.ways import TrainerPlace, Transport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

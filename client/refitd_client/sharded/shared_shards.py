@@ -57,7 +57,7 @@ from refitd_client.sharded.slot_plan import digests_of_files
 from refitd_client.transport.handover import Exported
 from refitd_client.transport.needs import PartialNeeds
 from refitd_client.transport.sending import Destination
-from refitd_client.transport.ways import TrainerPlace
+from refitd_client.ways import TrainerPlace
 from refitd_client.write.version_folder import Staging, open_recycled
 
 

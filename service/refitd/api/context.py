@@ -1,7 +1,8 @@
 """What the routes work with: the parts of the service; and which version or engine a request names."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Protocol
 
 from fastapi import Depends, Request
 
@@ -23,13 +24,35 @@ from refitd.text import listed
 from refitd.update.fleet import Fleet
 from refitd.update.hosts import ReportedHosts
 from refitd.update.targets import Targets
+from refitd_client.contract.follow import Following
 from refitd_client.contract.naming import Order, parse_version_id
 from refitd_client.contract.naming import version_id as id_of
-from refitd_hosts.follow.follower import UpstreamFollower
-from refitd_inside.materialize.materializer import Materializer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class Upstreams(Protocol):
+    """What follows the upstreams of this service, the one that is asked now first."""
+
+    urls: Sequence[str]
+
+    @property
+    def is_led(self) -> bool:
+        """Whether a hub says when engines here go to a version."""
+        ...
+
+    def following(self) -> Following:
+        """What this service says of itself to its upstream."""
+        ...
+
+
+class Copies(Protocol):
+    """The copies of deltas, for engines that cannot load deltas."""
+
+    def why_waiting(self, version: VersionRecord) -> str | None:
+        """What a delta waits for that no copy holds; None where it waits for nothing."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
 class Service:
     """The parts of the running service. Without `telemetry` only the API is measured. `followers` are those of this
     service, `names` knows for which of them a token speaks, `hosts` leads them, and `sent` is what is sent to them now.
@@ -43,13 +66,13 @@ class Service:
     intake: Intake
     fleet: Fleet
     sweeper: Sweeper
-    materializer: Materializer | None = None
+    copies: Copies | None = None
     telemetry: Telemetry | None = None
     followers: Followers = field(default_factory=lambda: Followers(SystemClock()))
     names: HostNames = field(default_factory=lambda: HostNames(SystemClock()))
     hosts: ReportedHosts | None = None
     sent: FilesSent = field(default_factory=FilesSent)
-    follower: UpstreamFollower | None = None
+    follower: Upstreams | None = None
     decisions: DecisionFile | None = None
     leader: Leader | None = None
 
@@ -77,7 +100,7 @@ def leave_to_upstream(service: Service, do: str, *, decides: bool) -> None:
     """
     word = service.store.runs.upstream
     if service.follower is not None and decides:
-        upstream = service.values.upstreams[0] if word is None else word.name
+        upstream = service.follower.urls[0] if word is None else word.name
         raise ProblemError(Slug.RUN_FOLLOWED, decided_by(upstream, do))
 
 

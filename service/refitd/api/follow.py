@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from refitd.api.auth import FOLLOWS_BY, Credentials
 from refitd.api.connection import EXTENSION
-from refitd.api.context import Service, ServiceOf, find_version
+from refitd.api.context import Service, ServiceOf, Upstreams, find_version
 from refitd.engine.address import check_engine_id
 from refitd.policy.hosts import newest_on_hosts, stands_of
 from refitd.problem import ProblemError, Slug
@@ -34,7 +34,6 @@ from refitd_client.contract.states import EngineState, VersionState
 from refitd_client.contract.wire import Page
 from refitd_client.files.plain_file import open_plain, read_at
 from refitd_client.validation.foreign import kept_manifest
-from refitd_hosts.follow.follower import UpstreamFollower
 
 files_routes = APIRouter(prefix="/v1/versions/{version_id}", tags=["files"])
 _SENT_AT_ONCE = 2**20  # bytes that are read and sent at a time where the server has no sendfile, as with TLS
@@ -232,7 +231,7 @@ def _say_refused(service: Service, name: str, kind: Slug, why: str) -> None:
         service.store.say("follower", name, f"a report in its name was refused: {why}", is_fault=True)
 
 
-def _why_it_leads_none(follower: UpstreamFollower, report: HostReport, upstream: str) -> str:
+def _why_it_leads_none(follower: Upstreams, report: HostReport, upstream: str) -> str:
     """Why a host that is led takes no reports. It would say later what its own hub says, and two hosts that follow
     each other would wait for each other for ever.
     """
@@ -281,7 +280,7 @@ def _check_report(name: str, report: HostReport, service: Service) -> None:
     if _has_long_text(msgspec.to_builtins(report)):
         raise ProblemError(Slug.BAD_REQUEST, f"each text of a report has at most {_MAX_TEXT} characters")
     if service.follower is not None and service.follower.is_led and not report.freely:
-        raise ProblemError(Slug.RUN_FOLLOWED, _why_it_leads_none(service.follower, report, service.values.upstreams[0]))
+        raise ProblemError(Slug.RUN_FOLLOWED, _why_it_leads_none(service.follower, report, service.follower.urls[0]))
 
 
 def _with_what_is_known(reply: HostReply, told: Following, store: Store) -> HostReply:

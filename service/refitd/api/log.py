@@ -249,7 +249,7 @@ async def explain(subject: str, service: ServiceOf) -> Explanation:
         if len(candidates) != 1:
             raise unknown(service.store, Slug.UNKNOWN_ID, _unknown(subject, candidates, service.store))
         record = await find_version(service, candidates[0])
-    waits_for = None if service.materializer is None else service.materializer.why_waiting(record)
+    waits_for = None if service.copies is None else service.copies.why_waiting(record)
     plan, untold = ReclaimPlan(items=[], freed_bytes=0), list[str]()
     try:
         plan = await service.sweeper.plan()

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import ssl
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -106,11 +106,10 @@ class ServerTls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiValues:
-    """What the routes get of the settings. `root` is as it was named, `upstreams` are those of --follow."""
+    """What the routes get of the settings. `root` is as it was named."""
 
     access: "AccessSettings"
     root: Path
-    upstreams: Sequence[str]
     operator_hosts: OperatorHosts
     quorum: int
     keeping: Keeping

@@ -85,7 +85,7 @@ async def list_versions(
             await asyncio.sleep(0)  # others have their turn: each of these takes milliseconds
     root = _root_of(service.store)
     folder = None if root is None else str(service.values.root.resolve())
-    refuses = owned_by(service.values.upstreams, "publish there") if service.values.upstreams else None
+    refuses = None if service.follower is None else owned_by(service.follower.urls, "publish there")
     page: dict[str, object] = {"items": items, "next_cursor": more, "root": root, "folder": folder, "refuses": refuses}
     if run is not None:
         page["begins"] = service.store.runs.begins(run, service.store.index.newest_of(run))
@@ -223,11 +223,11 @@ def presented(service: Service, record: VersionRecord, *, engines: bool = True) 
 
 def _why_waiting(service: Service, record: VersionRecord) -> str | None:
     """What a delta waits for, or what an operator is asked about a step that appeared after a later one."""
-    target, materializer = service.targets.of_run(record.run).target, service.materializer
+    target, copies = service.targets.of_run(record.run).target, service.copies
     known = service.store.versions_of(record.run) if record.announced.after is not None else []
     if target is not None and passed_over(known, target) == record:
         return question_about(record, target)
-    return None if materializer is None else materializer.why_waiting(record)
+    return None if copies is None else copies.why_waiting(record)
 
 
 def _state(state: str | None) -> VersionState | None:

@@ -55,9 +55,10 @@ class FileChecks:
         self._changed = Notifier()
         self._checks: dict[str, asyncio.Task[dict[str, str | Unreadable | None]]] = {}
 
-    async def check(self, record: VersionRecord) -> bool:
+    async def check(self, record: VersionRecord, *, in_place: bool = False) -> bool:
         """Return whether a version's files look as they did when they were found good; have them read again if not.
 
+        A delta that an engine writes into what it serves is read from these files too: `in_place` changes nothing.
         Engines that ask at the same time share one look: a fleet's updates then also share one write of the journal.
         """
         check = self._checks.get(record.path)

@@ -153,7 +153,7 @@ class Intake:
         self._default_run = default_run
         self._trainers = trainers
         self._kind = kind
-        self._upstreams = upstreams
+        self.upstreams = upstreams
         self._kinds = {kind, Kind.DELTA} if deltas else {kind}
         if kind is Kind.FULL:
             self._kinds.add(Kind.HANDOVER)
@@ -172,8 +172,8 @@ class Intake:
             raise
 
     async def _taken(self, notice: Notice) -> tuple[VersionRecord, bool]:
-        if self._upstreams:
-            detail = owned_by(self._upstreams, f"publish run {notice.run!a} there")
+        if self.upstreams:
+            detail = owned_by(self.upstreams, f"publish run {notice.run!a} there")
             raise ProblemError(Slug.RUN_FOLLOWED, detail)
         self._check(notice)
         newest = self._store.index.newest_of(notice.run)

@@ -14,8 +14,8 @@ from refitd.cli.options import Json, Timeout, TokenFile, Url
 from refitd.cli.output import Output, bar, connect, speaking
 from refitd.cli.render import span
 from refitd.cli.wait import say_if_paused, wait_for
-from refitd_client.bucket.objects import scheme_of
 from refitd_client.contract.states import WaitOutcome
+from refitd_client.contract.stores import scheme_of
 from refitd_client.contract.wire import WaitResult
 from refitd_client.errors import RefitError, StepConflictError
 from refitd_client.http.client import RefitClient

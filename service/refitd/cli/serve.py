@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from inspect import Parameter, Signature
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
 
 import typer
@@ -15,6 +16,7 @@ from refitd.cli.app import EXIT_CODES_HELP, plainly
 from refitd.cli.options import Json
 from refitd.cli.output import speaking
 from refitd.engine.registry import PAUSE_MODES
+from refitd.parts import parts
 from refitd.settings import Settings, Size
 
 # The flags are made from `Settings`: each setting's name, type, default and description are said once.
@@ -23,14 +25,13 @@ from refitd.settings import Settings, Size
 
 
 # In this order in --help; a setting that is in none is under "Other".
-PANELS: Mapping[str, tuple[str, ...]] = {
+_CORE_PANELS: Mapping[str, tuple[str, ...]] = {
     "Begin with these": (
         "root",
         "engines",
         "base_model",
         "run",
         "trainers",
-        "follow",
         "host",
         "port",
         "token_file",
@@ -41,8 +42,7 @@ PANELS: Mapping[str, tuple[str, ...]] = {
         "strategy",
     ),
     "Weights": ("lora", "path_map"),
-    "Engines": ("engines_file", "discover", "engine_allow"),
-    "Following": ("follow_token_file", "follower", "follow_freely", "push"),
+    "Engines": ("engines_file", "engine_allow"),
     "API": (
         "allowed_hosts",
         "token",
@@ -53,7 +53,6 @@ PANELS: Mapping[str, tuple[str, ...]] = {
         "insecure",
     ),
     "TLS": ("tls_cert", "tls_key", "tls_client_ca", "ca_file", "client_cert", "client_key"),
-    "Journal": ("advertise", "lease"),
     "Keeping": ("keep_every", "reclaim_foreign"),
     "Looking": ("scan_interval", "settle", "allow_dtype_cast", "prove", "probe_interval"),
     "Loading": (
@@ -62,6 +61,11 @@ PANELS: Mapping[str, tuple[str, ...]] = {
         "pause_mode",
         "load_timeout",
     ),
+}
+_OF_RINGS = [resolve_name(name) for part in parts() for name in part.settings]
+PANELS: Mapping[str, tuple[str, ...]] = {
+    panel: (*_CORE_PANELS.get(panel, ()), *(name for group in _OF_RINGS for name in group.panels.get(panel, ())))
+    for panel in dict.fromkeys([*_CORE_PANELS, *(panel for group in _OF_RINGS for panel in group.panels)])
 }
 _SPECIAL_NAMES = {  # one at a time, and repeatable
     "engines": "engine",
@@ -72,18 +76,13 @@ _SPECIAL_NAMES = {  # one at a time, and repeatable
 _VALUES: Mapping[str, str] = {
     "engines": "URL",
     "pause_mode": "|".join(PAUSE_MODES),
-    "discover": "PLACE",
-    "follow": "URL",
-    "push": "URL",
-    "follower": "NAME",
     "lora": "NAME[:KEEP]",
     "strategy": "all|rolling[:N]|canary[:ENGINE]",
     "path_map": "PATH",
     "engine_allow": "HOSTS",
     "allowed_hosts": "NAME",
     "canary_check": "URL",
-    "state": "PATH|URL",
-    "advertise": "URL",
+    **{name: value for group in _OF_RINGS for name, value in group.values.items()},
 }
 _NEEDED: Mapping[str, str] = {"root": "name the folder that trainers publish into, such as --root /shared/weights"}
 _PLACEHOLDERS: Mapping[type, str] = {Path: "PATH", int: "N", float: "SECONDS"}
@@ -251,7 +250,7 @@ def serve(**flags: Any) -> None:
     """
     json = bool(flags.pop("json", False))
     # Here, because only this command needs so much of the service.
-    from refitd_doctor.preflight import faults_of
+    from refitd.preflight import faults_of
 
     with speaking(json=json):
         settings = settings_from(flags)

@@ -12,7 +12,7 @@ from refitd.cli.render import by_need, counted, version_list
 from refitd_client.contract.states import Standing, VersionState
 from refitd_client.contract.wire import Engine, Overview, RunGlance, Version, left_out_clause
 from refitd_client.http.client import RefitClient
-from refitd_client.transport.ways import way_of
+from refitd_client.ways import way_of
 
 ENGINES = 24
 VERSIONS, MOST_VERSIONS = 5, 100

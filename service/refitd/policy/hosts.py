@@ -22,7 +22,6 @@ from refitd.policy.upstream import hosts_before
 from refitd.state.records import EngineRecord, HostLead, UpdateRecord
 from refitd.state.version import VersionRecord
 from refitd.text import size_of
-from refitd_client.bucket.objects import is_bucket_url
 from refitd_client.contract.follow import (
     MAX_HOST_ENGINES,
     Following,
@@ -34,6 +33,7 @@ from refitd_client.contract.follow import (
 )
 from refitd_client.contract.naming import parse_version_id, version_id
 from refitd_client.contract.states import EngineState, VersionState
+from refitd_client.contract.stores import is_bucket_url
 
 _FAILED = frozenset({"NACK", "TAINTED"})
 _LONGEST = 300  # characters of a reason

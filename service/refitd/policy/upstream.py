@@ -8,9 +8,9 @@ from collections.abc import Collection
 
 from refitd.state.faults import UpstreamWord
 from refitd.state.version import VersionRecord
-from refitd_client.bucket.objects import is_bucket_url
 from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.states import VersionState
+from refitd_client.contract.stores import is_bucket_url
 
 
 def whom_it_follows(word: UpstreamWord | None) -> str | None:

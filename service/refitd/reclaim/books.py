@@ -42,9 +42,9 @@ class Books:
             upstream: the ids of versions that must stay since the upstream wants them.
             pushing: the ids of versions whose files are read for an object store.
         """
-        self._pulling = pulling
-        self._upstream = upstream
-        self._pushing = pushing
+        self.pulling = pulling
+        self.upstream = upstream
+        self.pushing = pushing
         self._store = store
         self._targets = targets
         self._files = files
@@ -68,9 +68,9 @@ class Books:
             runs=runs,
             validating=tuple(sorted(validating)),
             copying=copying,
-            pulling=tuple(self._pulling()),
-            upstream=tuple(sorted(self._upstream())),
-            pushing=tuple(sorted(self._pushing())),
+            pulling=tuple(self.pulling()),
+            upstream=tuple(sorted(self.upstream())),
+            pushing=tuple(sorted(self.pushing())),
         )
 
     def _engines(self) -> Iterator[EngineView]:

@@ -103,7 +103,7 @@ class Sweeper:
     ) -> None:
         """Do nothing yet. Without `slots` nothing is recycled."""
         self.kept: Mapping[KeptKind, int] = dict.fromkeys(KeptKind, 0)
-        self._copies = copies
+        self.copies = copies
         self._folders = folders
         self._books = books
         self._clock = clock
@@ -130,7 +130,7 @@ class Sweeper:
         lines += [incoming_line(each) for each in seen.incoming]
         if self._known(listing) is not None:
             lines += [slot_line(verdict) for verdict in await self._recycler.plan()]
-            lines += [] if self._copies is None else await self._copies.plan()
+            lines += [] if self.copies is None else await self.copies.plan()
             lines += trash_lines(*await self._folders.trash_room(), None)
         return plan_of(lines, self._rules.disk_budget, done=False)
 
@@ -157,7 +157,7 @@ class Sweeper:
             lines += [left_line(path, holdings) for path, holdings in seen.left]
             if self._known(listing) is not None:
                 lines += await self._recycler.run()
-                lines += [] if self._copies is None else await self._copies.sweep()
+                lines += [] if self.copies is None else await self.copies.sweep()
                 # After the versions: a version without its manifest would not be loaded.
                 await self._folders.forget_manifests([version.path for version in self._books.versions()])
                 emptied = await self._folders.empty()
@@ -241,7 +241,7 @@ class Sweeper:
         return listing if isinstance(listing, Listing) and (listing.found or not known) else None
 
     def _beside(self, seen: _Seen) -> dict[str, int]:
-        copies = 0 if self._copies is None else self._copies.bytes_on_root
+        copies = 0 if self.copies is None else self.copies.bytes_on_root
         written = sum(each.bytes or 0 for each in seen.incoming if not each.abandoned)
         return {"copies for deltas": copies, "what is being written": written, "the trash": self._stuck}
 

@@ -9,7 +9,7 @@ from refitd_client.contract.manifest import Manifest
 from refitd_client.contract.naming import DURABLE_KEY, Order, version_id, version_label
 from refitd_client.contract.states import Kind, VersionState
 from refitd_client.contract.wire import left_out_clause
-from refitd_client.transport.ways import way_of
+from refitd_client.ways import way_of
 
 _WHY_LENGTH = 300  # characters of a foreign text that are kept
 _READ_AGAIN = "its files look otherwise than they did: they are read again, and nothing is loaded from them meanwhile"

@@ -71,15 +71,15 @@ class Fleet:
         self._store = store
         self._targets = targets
         self._root = root
-        self._discovers = discovers
-        self._has_found = not discovers
+        self.discovers = discovers
+        self._has_found = False
         self._urls = urls
         # After an error what was read before stays in force: a slip in an editor removes no engine.
         self._file = None if engines_file is None else EnginesFile(engines_file, self._complain)
         self._has_read = False
         self._probe_interval = probe_interval
-        self._connect = connect
-        self._check = check
+        self.connect = connect
+        self.check = check
         self._prove = prove
         self._proofs = proofs or RankProofs(store, targets, Prove.SERVICE)
         self._chance = chance
@@ -100,9 +100,7 @@ class Fleet:
             if self._file is None:
                 self._name({}, Source.FILE)
                 self._has_read = True
-            known = [
-                r for r in self._store.engines.values() if self._discovers and r.naming.source is Source.DISCOVERED
-            ]
+            known = [r for r in self._store.engines.values() if self.discovers and r.naming.source is Source.DISCOVERED]
             self._name({record.id: _spec_of(record) for record in known}, Source.DISCOVERED)
             while True:
                 await self._follow_file()
@@ -142,14 +140,14 @@ class Fleet:
     def _start(self, name: str, spec: EngineSpec) -> None:
         if self._group is None:
             raise ProblemError(Slug.NOT_READY, "the service is starting: try again")
-        adapter = self._connect(spec)
+        adapter = self.connect(spec)
         self._running[name] = spec
         self._reconcilers[name] = EngineReconciler(
             name,
             adapter,
             self._store,
             self._targets,
-            files=FileAccess(seen_path=partial(self._seen_path, spec), check=self._check, prove=self._prove),
+            files=FileAccess(seen_path=partial(self._seen_path, spec), check=self.check, prove=self._prove),
             proofs=self._proofs,
             probe_interval=self._probe_interval,
             chance=self._chance,
@@ -184,7 +182,7 @@ class Fleet:
         faults = self._store.faults
         if not self._has_read and self._file is not None:
             faults.set(fleet=self._file.fault)
-        elif not self._has_found:
+        elif self.discovers and not self._has_found:
             faults.set(fleet=faults.discovery or "engines are being looked for")
         else:
             faults.set(fleet=None)

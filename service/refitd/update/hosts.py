@@ -32,9 +32,9 @@ from refitd.state.observer import Notifier
 from refitd.state.records import Source
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
-from refitd_client.bucket.objects import is_bucket_url
 from refitd_client.contract.follow import Following, HostPull, HostReply, HostReport
 from refitd_client.contract.states import EngineState
+from refitd_client.contract.stores import is_bucket_url
 
 PLACES = 4  # so that the link is full while one host checks what it has, and the next one hears of its turn
 # A host hears of its turn up to a second late: of small versions so many are pulled at a time that a link of 40 Gbit/s,

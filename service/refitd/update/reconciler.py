@@ -69,7 +69,7 @@ class SeenPath(Protocol):
 class FilesCheck(Protocol):
     """Whether the files that an engine is about to read, or has read, are those that were found good."""
 
-    async def __call__(self, version: VersionRecord, *, in_place: bool = False) -> bool: ...
+    async def __call__(self, version: VersionRecord, /, *, in_place: bool = False) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,8 @@ class Targets(Observer):
     service: neither is in the journal, and this object alone knows them.
 
     Attributes:
+        follows: whether an upstream orders what is served here, instead of the newest version. Set it before the first
+            question.
         strategy: how versions go to the engines of their run.
         changed: notified when a run's target, an engine's run or the set of engines changes.
         carriage: which deltas engines find in a copy, or why not.
@@ -37,13 +39,9 @@ class Targets(Observer):
     """
 
     def __init__(self, store: Store, strategy: Strategy = _ALL, *, follows: bool = False) -> None:
-        """Observe the store before all other observers, since these ask for goals.
-
-        Args:
-            follows: whether an upstream orders what is served here, instead of the newest version.
-        """
+        """Observe the store before all other observers, since these ask for goals."""
         self.strategy = strategy
-        self._follows = follows
+        self.follows = follows
         self.changed = Notifier()
         self.copying: frozenset[str] = frozenset()
         self._carried: dict[str, str] = {}
@@ -60,19 +58,19 @@ class Targets(Observer):
         """What the run's engines are to serve. Every engine's task asks at every turn, so it is remembered."""
         if run not in self._goals:
             known = self._store.versions_of(run)
-            if self._follows:
+            if self.follows:
                 known = as_ordered(known, self._store.runs.ordered.get(run), self._store.engines_of(run))
             looked_at = [*known[:1], *(version for version in known[1:] if _may_be_aimed_at(version))]
             goals = goals_of_run(
                 self.strategy, self._store.updates.get(run), looked_at, self._store.engines_of(run), self.carriage
             )
-            self._goals[run] = replace(goals, ordered=self._follows)
+            self._goals[run] = replace(goals, ordered=self.follows)
         return self._goals[run]
 
     def with_lost(self, run: str) -> list[VersionRecord]:
         """What a run's goals are chosen from, and what was lost and is deleted here: an object store may have it."""
         known = self._store.index.lost_too_of(run)
-        if not self._follows:
+        if not self.follows:
             return known
         return as_ordered(known, self._store.runs.ordered.get(run), self._store.engines_of(run))
 

@@ -89,6 +89,7 @@ class UpstreamFollower:
         nudge: Callable[[], None],
         quorum: int = 1,
         freely: bool = False,
+        urls: Sequence[str] = (),
     ) -> None:
         self._store, self._fleet, self._puller, self._sources = store, fleet, puller, sources
         self._identity, self._nudge, self._quorum, self._freely = identity, nudge, quorum, freely
@@ -99,6 +100,7 @@ class UpstreamFollower:
             sources, self._as_report, self._answered, self._is_busy, refused=lambda name: self._turn.heard(name, None)
         )
         self._release = installed_release()
+        self.urls = urls
         self._planned: str | None = None  # what was to be served when the look began that the plan was made of
         self._offered: UpstreamRun | None = None
         self._knows: tuple[str, Mapping[str, str]] = "", {}  # of the upstream of this name: the newest of each run

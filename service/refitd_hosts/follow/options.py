@@ -1,15 +1,17 @@
 """The settings of `refitd serve` that are about following an upstream."""
 
 import socket
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 from uuid import uuid4
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from refitd.text import advertised_url, is_web_address
-from refitd_client.bucket.objects import Bucket, is_bucket_url
+from refitd.text import is_web_address
+from refitd_client.bucket.objects import Bucket
+from refitd_client.contract.stores import is_bucket_url
 from refitd_client.errors import BucketError
 from refitd_hosts.follow.upstream import FollowerIdentity
 
@@ -38,6 +40,12 @@ class FollowSettings(BaseSettings):
         env_prefix="REFITD_", env_ignore_empty=True, frozen=True, extra="forbid", hide_input_in_errors=True
     )
 
+    panels: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "Begin with these": ("follow",),
+        "Following": ("follow_token_file", "follower", "follow_freely"),
+    }
+    values: ClassVar[Mapping[str, str]] = {"follow": "URL", "follower": "NAME"}
+
     follow: Annotated[list[str], NoDecode, BeforeValidator(_split)] = Field(
         default=[],
         description="Upstream that versions are pulled from, in place of a trainer: the URL of another refitd or of an "
@@ -54,19 +62,16 @@ class FollowSettings(BaseSettings):
         default=False,
         description="Go to the run's target at once, by this host's own settings, where the hub would say when",
     )
-    advertise: Annotated[str, AfterValidator(advertised_url)] | None = Field(
-        default=None,
-        description="URL by which others reach this service as one of a group (default: its --host, or this machine's "
-        "name)",
-    )
 
-    def check_follow(self) -> None:
-        """Refuse upstreams that are none, and settings of a follower without an upstream, by a ValueError."""
+    @model_validator(mode="after")
+    def _check_follow(self) -> "FollowSettings":
+        """Refuse upstreams that are none, and settings of a follower without an upstream."""
         for url in self.follow:
             check_upstream(url)
         if not self.follow and (set_ := self.model_fields_set & {"follow_token_file", "follower", "follow_freely"}):
             flag = "--" + min(set_).replace("_", "-")
             raise ValueError(f"{flag} is for a service that follows an upstream: add --follow URL")
+        return self
 
     def identity(self, port: int) -> FollowerIdentity:
         name = self.follower or f"{socket.gethostname()}:{port}"

@@ -16,8 +16,9 @@ from typing import TypeVar
 
 from refitd.clock import Clock
 from refitd.state.observer import Notifier
-from refitd_client.bucket.objects import Bucket, is_bucket_url, parse_bucket_url
+from refitd_client.bucket.objects import Bucket, parse_bucket_url
 from refitd_client.contract.follow import HostPull
+from refitd_client.contract.stores import is_bucket_url
 from refitd_client.errors import BucketError
 from refitd_hosts.follow.bucket import BucketUpstream
 from refitd_hosts.follow.byte_source import SLOWEST, STALL_SECONDS

@@ -1,11 +1,13 @@
 """The settings of `refitd serve` that are about pushing to an object store."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from refitd_client.bucket.objects import Bucket, is_bucket_url
+from refitd_client.bucket.objects import Bucket
+from refitd_client.contract.stores import is_bucket_url
 from refitd_client.errors import BucketError
 
 
@@ -24,6 +26,9 @@ class PushSettings(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix="REFITD_", env_ignore_empty=True, frozen=True, extra="forbid", hide_input_in_errors=True
     )
+
+    panels: ClassVar[Mapping[str, tuple[str, ...]]] = {"Following": ("push",)}
+    values: ClassVar[Mapping[str, str]] = {"push": "URL"}
 
     push: Annotated[str, AfterValidator(_bucket)] | None = Field(
         default=None,

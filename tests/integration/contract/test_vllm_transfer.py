@@ -12,7 +12,7 @@ from refitd_client import PublishOptions, WeightPublisher
 from refitd_client.contract.states import EngineState, VersionState
 from refitd_client.publish.publication import Publication
 from refitd_client.transport import child
-from refitd_client.transport.ways import Transport
+from refitd_client.ways import Transport
 from support import rogue_sender
 from support.inside import in_process
 from support.jobs import TOKEN, Job, running

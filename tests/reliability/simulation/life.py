@@ -117,7 +117,7 @@ class Life:
             intake=self.intake,
             fleet=self.fleet,
             sweeper=self.collector.sweeper,
-            materializer=self.materializer,
+            copies=self.materializer,
             followers=self.followers,
             hosts=self.hosts,
             follower=self.follower,

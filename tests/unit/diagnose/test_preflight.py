@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from refitd.preflight import faults_of, keys_without_token, stranger
 from refitd.settings import Settings
-from refitd_doctor.preflight import faults_of, keys_without_token, stranger
 from support.checkpoints import write_model
 
 

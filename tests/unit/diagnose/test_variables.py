@@ -8,8 +8,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from refitd import app
+from refitd.preflight import unread, why_unread
 from refitd_doctor.finding import CheckName, CheckVerdict
-from refitd_doctor.preflight import judge_variables, unread, why_unread
+from refitd_doctor.service import judge_variables
 
 TREE = Path(__file__).parents[3]
 READERS = ("client", "service", "deploy", "docs", "examples", "docker-compose.yml")

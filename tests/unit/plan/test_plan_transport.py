@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from refitd_client import PlanRefusedError, plan
-from refitd_client.transport import ways
+from refitd_client import PlanRefusedError, plan, ways
 from refitd_plan.machine import Gpu
 from refitd_plan.transport import COSTS, OF_RANKS, WAYS
 from support.planning_page import CONFIGS

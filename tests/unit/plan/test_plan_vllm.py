@@ -2,7 +2,7 @@
 
 import pytest
 
-from refitd_client import plan
+from refitd_plan.planner import plan
 from support.planning_page import CONFIGS
 
 

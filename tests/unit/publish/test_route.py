@@ -12,7 +12,7 @@ from refitd_client.http.publisher_client import ReceiversQuery
 from refitd_client.publish.options import DurabilityPolicy
 from refitd_client.publish.route import PublishRoute, route_of
 from refitd_client.transport.memory import boot_id, host_name
-from refitd_client.transport.ways import Transport
+from refitd_client.ways import Transport
 
 INSIDE = Receiver(engine="c", rank=0, name="c-0", host=host_name(), boot=boot_id(), backends=["gloo"])
 

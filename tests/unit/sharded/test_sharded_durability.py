@@ -8,7 +8,7 @@ from refitd_client.publish.options import PublishOptions
 from refitd_client.publish.route import decide_route
 from refitd_client.sharded.orders import Opening
 from refitd_client.sharded.publisher import agree
-from refitd_client.transport.ways import TrainerPlace, Transport
+from refitd_client.ways import TrainerPlace, Transport
 
 INSIDE = Receiver(engine="c", rank=0, name="c-0", host="h", boot="b", backends=["gloo"])
 PLACES = [

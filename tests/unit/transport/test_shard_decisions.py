@@ -25,7 +25,7 @@ from refitd_client.transport.script import (
     sender_name,
     table_of_whole,
 )
-from refitd_client.transport.ways import TrainerPlace, Transport
+from refitd_client.ways import TrainerPlace, Transport
 
 TABLE, ANOTHER = ShardTable(sizes=(1,), held=()), ShardTable(sizes=(2,), held=())
 STANDING = StandingLanes(number=3, receivers=("a", "b"), table=TABLE, backend="gloo")

@@ -14,7 +14,6 @@ from refitd.settings import Settings
 from refitd_client.checkpoint.opening import CONFIG_NAME
 from refitd_client.contract.plugin import HOOKS, VARIABLES, variable_meant
 from refitd_client.validation.reference import ReferenceRefusedError, read_reference
-from refitd_doctor.finding import CheckName, Finding, warning
 
 
 def faults_of(settings: Settings) -> list[str]:
@@ -123,11 +122,3 @@ def why_unread(environment: Mapping[str, str]) -> str | None:
         name if meant is None else f"{name} (did you mean {meant}?)" for name, meant in unread(environment).items()
     ]
     return f"no setting is called {', '.join(named)}" if named else None
-
-
-def judge_variables(environment: Mapping[str, str]) -> Iterator[Finding]:
-    for name, meant in unread(environment).items():
-        fix = "unset it, or see docs/reference/settings.md for what there is"
-        if meant is not None:
-            fix = f"did you mean {meant}?"
-        yield warning(CheckName.SETTINGS, name, "no setting is called so, and nothing reads it", fix)

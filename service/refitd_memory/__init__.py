@@ -1,0 +1,1 @@
+"""Ring 2: the service's side of ways without files."""

@@ -254,8 +254,7 @@ class CoreSettings(AccessSettings):
     @property
     def reclaim_rules(self) -> ReclaimRules:
         """The rules of reclaim. Looks up the type of the root's file system."""
-        off = "a host pulls into new files" if self.follow else why_no_slots(self.slots, self.root)
-        slots = SlotRules(count=self.slots, disk_budget=self.disk_budget, off=off)
+        slots = SlotRules(count=self.slots, disk_budget=self.disk_budget, off=why_no_slots(self.slots, self.root))
         keep = KeepRules(
             last=self.keep_last, every=self.keep_every, disk_budget=self.disk_budget, foreign=self.reclaim_foreign
         )

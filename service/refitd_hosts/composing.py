@@ -38,6 +38,7 @@ async def compose(core: Composition) -> None:
     _discover(core)
     if (follower := _follower(core)) is not None:
         core.targets.follows = True
+        core.collector.sweeper.recycle_nothing("a host pulls into new files")
         core.books.upstream = lambda: follower.needs
         core.intake.upstreams = group_of(core.settings, FollowSettings).follow
         core.api.follower = follower

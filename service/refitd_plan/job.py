@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from refitd_client.contract.decoding import converted
 from refitd_client.errors import PlanRefusedError
 from refitd_plan.allocation import SGLANG
 
@@ -118,7 +119,7 @@ def job_of(given: Mapping[str, Any], engine: str = SGLANG) -> tuple[JobSettings,
     if strange := sorted(said.keys() - known):
         raise PlanRefusedError(f"{strange[0]} is no setting of a plan: there are {', '.join(sorted(known))}")
     try:
-        job = msgspec.convert(said, JobSettings)
+        job = converted(said, JobSettings)
     except msgspec.ValidationError as error:
         why, _, place = str(error).partition(" - at `$.")
         name = place.rstrip("`")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from refitd.engine.http import Transport
-from refitd.engine.plugin import Leads, Plugin, plugins_of
+from refitd.engine.plugin import EnginePlugin, Leads, plugins_of
 from refitd.engine.port import EnginePort
 from refitd.engine.wire import Guard
 
@@ -66,13 +66,13 @@ class EngineServer:
     root: str
     access: EngineAccess
     pair: tuple[str, ...] = ()
-    plugins: Callable[[], Plugin] | None = None
+    plugins: Callable[[], EnginePlugin] | None = None
 
     def transport(self, kind: type[_TransportT], url: str | None = None) -> _TransportT:
         """The way to the server, or to another one of the pair. No connection is opened yet."""
         return kind(url or self.url, api_key=self.api_key, admin_key=self.admin_key, guard=self.guard)
 
-    def plugin(self) -> Plugin:
+    def plugin(self) -> EnginePlugin:
         return (self.plugins or plugins_of(self.access, self.leads))()
 
 

@@ -101,7 +101,7 @@ class PluginSeen:
     led_by: str | None = None
 
 
-class Plugin:
+class EnginePlugin:
     """The plugin in one engine; as it is here, that of a server that loads by itself. No call raises for what an engine
     does.
 
@@ -146,11 +146,11 @@ class Plugin:
         return []
 
 
-PluginMaker = Callable[["EngineAccess", Leads | None], Callable[[], Plugin]]
+PluginMaker = Callable[["EngineAccess", Leads | None], Callable[[], EnginePlugin]]
 """Returns what makes the plugin's client of one server. What the clients share is made once."""
 
 
-def plugins_of(access: "EngineAccess", leads: Leads | None) -> Callable[[], Plugin]:
+def plugins_of(access: "EngineAccess", leads: Leads | None) -> Callable[[], EnginePlugin]:
     """Return what makes the plugin's client of one server."""
     makers: list[PluginMaker] = list(registered("plugins"))
-    return makers[0](access, leads) if makers else Plugin
+    return makers[0](access, leads) if makers else EnginePlugin

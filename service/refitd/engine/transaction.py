@@ -24,7 +24,7 @@ from typing import Protocol, assert_never
 
 from refitd.engine.fingerprints import BY_PLUGIN, alike, by_plugin
 from refitd.engine.http import CallFailure, NoReply, Transport
-from refitd.engine.plugin import Plugin, PrepareRefused
+from refitd.engine.plugin import EnginePlugin, PrepareRefused
 from refitd.engine.port import (
     ChangeCheck,
     Coming,
@@ -100,7 +100,7 @@ class Dialect(Protocol):
 
     async def probe(self) -> Reached | Unreached: ...
 
-    async def find_plugin(self, plugin: Plugin) -> None:
+    async def find_plugin(self, plugin: EnginePlugin) -> None:
         """Find the ranks of refitd's plugin in the server that was probed."""
         ...
 
@@ -176,7 +176,7 @@ class ServerEngine:
         is_unsettled: whether a load was sent whose end is not known.
     """
 
-    def __init__(self, dialect: Dialect, plugin: Plugin, load_timeout: float) -> None:
+    def __init__(self, dialect: Dialect, plugin: EnginePlugin, load_timeout: float) -> None:
         self.dialect = dialect
         self.plugin = plugin
         self.load_timeout = load_timeout

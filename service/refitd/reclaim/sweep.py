@@ -116,6 +116,10 @@ class Sweeper:
         self._stuck = 0
         self._turn = asyncio.Lock()
 
+    def recycle_nothing(self, why: str) -> None:
+        """Make no slots of versions that are deleted. `why`: as the end of a sentence."""
+        self._recycler.rules = replace(self._recycler.rules, off=why)
+
     async def plan(self) -> ReclaimPlan:
         """Say what a sweep would delete and keep, and why. Deletes nothing. Raises OSError."""
         listing = await self._books.listing()
@@ -377,7 +381,7 @@ class Recycler:
         self._folders = folders
         self._books = books
         self._clock = clock
-        self._rules = rules
+        self.rules = rules
         self._used = used
         self._since: dict[str, float] = {}
         self._layouts: dict[str, str | None] = {}
@@ -407,7 +411,7 @@ class Recycler:
         self._since = {slot.path: self._since.get(slot.path, now) for slot in slots}
         ages = {path: now - since for path, since in self._since.items()}
         newest, closed = await self._newest(), self._books.views().closed
-        return spare(slots, newest, self._rules, used=self._used(), ages=ages, closed=closed)
+        return spare(slots, newest, self.rules, used=self._used(), ages=ages, closed=closed)
 
     async def run(self) -> list[Reclaimable]:
         """Delete the slots that are not needed, and say of each slot why it goes or stays."""
@@ -421,15 +425,15 @@ class Recycler:
         return slot_line(verdict)
 
     async def _refusal(self, record: VersionRecord) -> str | None:
-        if self._rules.off is not None:
-            return self._rules.off
+        if self.rules.off is not None:
+            return self.rules.off
         if record.run in self._books.views().closed:
             return f"run {record.run} is closed"
         layout = (await self._newest()).get(record.run)
         if layout is None:
             return f"no newer version of run {record.run} could be written into them"
         mine = [slot for slot in await self._folders.slots() if slot.run == record.run and slot.layout == layout]
-        if len(mine) >= self._rules.count:
+        if len(mine) >= self.rules.count:
             return f"run {record.run} has {len(mine)} free slots"
         return why_not(record, self._books.views())
 

@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 
 from refitd.engine.kind import EngineAccess
-from refitd.engine.plugin import Launch, Leads, Plugin, Preparation, Prepared, PrepareRefused, Unprepared
+from refitd.engine.plugin import EnginePlugin, Launch, Leads, Preparation, Prepared, PrepareRefused, Unprepared
 from refitd.engine.port import Coming, Offered, RankProof, Target, VersionFiles
 from refitd_client.contract.decoding import converted
 from refitd_client.contract.plugin import TensorProof
@@ -160,7 +160,7 @@ def judge_offer(replies: Replies, offered: Offered) -> Preparation:
     return Prepared()
 
 
-class PluginClient(Plugin):
+class PluginClient(EnginePlugin):
     """Requests to the plugin. `root` is the folder that its sockets are in; without one every engine is stock."""
 
     def __init__(
@@ -299,7 +299,7 @@ def _seconds_of(offered: Offered) -> float:
     return SENT_SECONDS if offered.sent else OFFER_SECONDS
 
 
-def plugins_under(access: EngineAccess, leads: Leads | None) -> Callable[[], Plugin]:
+def plugins_under(access: EngineAccess, leads: Leads | None) -> Callable[[], EnginePlugin]:
     """Return what makes the client of one server. The sockets beneath the root are listed once for all servers."""
     sockets = None if access.root is None else SocketList(access.root)
     return lambda: PluginClient(access.root, allow_dtype_cast=access.allow_dtype_cast, leads=leads, sockets=sockets)

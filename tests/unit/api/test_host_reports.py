@@ -111,7 +111,7 @@ async def test_a_hub_says_of_what_is_announced_past_the_sdk_that_hosts_have_some
         for step, path in ((9, "run/v000009"), (4, "run/v000004.g7")):
             (stage.root / path).mkdir(parents=True)
             notice = {"run": "run", "step": step, "path": path}
-            assert (await stage.http.post("/v1/versions", json=notice)).status_code == 202
+            assert (await stage.http.post("/v1/versions", json=notice)).is_success
         log = (await stage.http.get("/v1/log", params={"severity": "warning"})).json()["items"]
         said = [entry["text"] for entry in log if entry["subject"] == "run~v000009"]
         why = "is older than run~v000003.g7, which hosts have and this service does not know: they stay there."

@@ -9,9 +9,9 @@ import pytest
 from refitd_client.bucket.pointer import FOLLOWERS_PREFIX, LEASE_SECONDS, version_prefix
 from refitd_client.contract.follow import Following, HostReport
 from refitd_client.contract.naming import Order
+from refitd_hosts.composing import connect_upstream
 from refitd_hosts.follow import bucket as followed
 from refitd_hosts.follow.bucket import BucketUpstream
-from refitd_hosts.follow.composing import connect_upstream
 from refitd_hosts.follow.options import check_upstream
 from refitd_hosts.follow.puller import Puller
 from refitd_hosts.follow.upstream import FilePart, FollowedSources, GoneError, UnreachableError, WrongError

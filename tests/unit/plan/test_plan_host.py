@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from refitd_client import PlanRefusedError, plan
+from refitd_client import PlanRefusedError
 from refitd_plan.plan import PlannedMemory
+from refitd_plan.planner import plan
 from support.planning_page import CONFIGS
 
 VERSION = 15.25  # GiB of Qwen3-8B in bf16

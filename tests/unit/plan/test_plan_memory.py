@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import torch
 
-from refitd_client import PlanRefusedError, plan
+from refitd_client import PlanRefusedError
 from refitd_plan.allocation import Parallel, Role, parse
 from refitd_plan.fit import KNOBS, changes
 from refitd_plan.job import JobSettings
@@ -18,6 +18,7 @@ from refitd_plan.machine import Gpu, Machine, place
 from refitd_plan.memory import HeldParameters, MemoryEstimate, default_fraction, held_by, layer_bytes, memory_of
 from refitd_plan.model import Model, model_of, read_model
 from refitd_plan.plan import PlannedMemory
+from refitd_plan.planner import plan
 from support.planning_page import AS_MENDED, AS_REPORTED, BEGIN, CASES, CONFIGS, END, ONE, PAGE, table
 
 A40 = 44.42

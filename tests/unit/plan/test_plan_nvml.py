@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from refitd_client import PlanRefusedError, plan
+from refitd_client import PlanRefusedError
 from refitd_plan.machine import GIB, read_gpus
+from refitd_plan.planner import plan
 
 
 class _NvmlError(Exception):

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from refitd_client import PlanRefusedError, plan, ways
+from refitd_client import PlanRefusedError, ways
 from refitd_plan.machine import Gpu
+from refitd_plan.planner import plan
 from refitd_plan.transport import COSTS, OF_RANKS, WAYS
 from support.planning_page import CONFIGS
 

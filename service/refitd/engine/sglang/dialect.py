@@ -17,7 +17,7 @@ from refitd.engine.http import (
     Reply,
     Transport,
 )
-from refitd.engine.plugin import Plugin
+from refitd.engine.plugin import EnginePlugin
 from refitd.engine.port import ChangeCheck, Obstacle, Reached, Target, Unreached
 from refitd.engine.replies import Loading, Untouched, meaning_of_check, way_in
 from refitd.engine.sglang.info import (
@@ -120,7 +120,7 @@ class SglangDialect:
             draft=draft_of(self._server, self._startup_path),
         )
 
-    async def find_plugin(self, plugin: Plugin) -> None:
+    async def find_plugin(self, plugin: EnginePlugin) -> None:
         if self._server is not None:
             await plugin.look(self._server.launch)
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import cycle
 
-from refitd.engine.plugin import Plugin
+from refitd.engine.plugin import EnginePlugin
 from refitd.engine.port import (
     ChangeCheck,
     Coming,
@@ -71,7 +71,7 @@ class Together:
 class PairMember(ServerEngine):
     """One server of a pair. It is resumed with the others, and never by itself."""
 
-    def __init__(self, dialect: SglangDialect, plugin: Plugin, load_timeout: float) -> None:
+    def __init__(self, dialect: SglangDialect, plugin: EnginePlugin, load_timeout: float) -> None:
         super().__init__(dialect, plugin, load_timeout)
         self.sglang = dialect
 

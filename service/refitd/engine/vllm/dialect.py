@@ -23,7 +23,7 @@ from refitd.engine.http import (
     Reply,
     Transport,
 )
-from refitd.engine.plugin import Plugin
+from refitd.engine.plugin import EnginePlugin
 from refitd.engine.port import DRAFT_LEFT, UNNAMED, ChangeCheck, Obstacle, Process, Reached, Target, Unreached
 from refitd.engine.replies import Failed, Loading, Unclear, Untouched, meaning_of_check, way_in
 from refitd.engine.transaction import Before, Shown
@@ -149,7 +149,7 @@ class VllmDialect:
             self._last = Target(path=path, label=label)
         return None
 
-    async def find_plugin(self, plugin: Plugin) -> None:
+    async def find_plugin(self, plugin: EnginePlugin) -> None:
         """See `Dialect`. Has the channel of the extension opened where it is not open: once for each process.
 
         A server that was started with `--worker-extension-cls refitd_vllm.Worker`, and in whose processes no plugin of

@@ -8,12 +8,11 @@ import torch
 
 from refitd_client import Sharded
 from refitd_client.fingerprint.host import MASK
+from refitd_client.sharded.export import LentLayout, RankExport
 from refitd_client.sharded.holdings import NamingOptions, holdings_of
 from refitd_client.sharded.layout import AgreedLayout, lay_out
-from refitd_client.sharded.orders import LendOrder, LentReply, RankTask
-from refitd_client.sharded.parts import entries_of
-from refitd_client.sharded.rank_export import RankExport
-from refitd_client.sharded.shared_export import LentLayout
+from refitd_client.sharded.orders import LendOrder, LentReply
+from refitd_client.sharded.parts import entries_of, sent_parts
 from refitd_client.tensors import casts
 from refitd_client.transport.offer import Offer, offer_with
 
@@ -28,9 +27,8 @@ class LendingRank:
         self.claims = [holding.claim for holding in self.holdings.values()]
 
     def lend(self, agreed: AgreedLayout) -> LentReply:
-        layout = agreed.layout
-        task = RankTask(number=1, files=[], locations=layout.locations, parts=layout.parts[self.rank])
-        return self.export.lend(LendOrder(task=None, known=0), task, self.claims, self.holdings)
+        parts = sent_parts(agreed.layout.parts[self.rank], self.claims)
+        return self.export.lend(LendOrder(task=None, known=0), parts, self.holdings)
 
     def close(self) -> None:
         self.export.close()

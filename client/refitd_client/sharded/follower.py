@@ -1,18 +1,16 @@
 """What every rank does, rank 0 among them: bring its claims, write its parts, and digest its share of the files.
 
-A local tensor's bytes come into host memory in pieces that fit the processor's cache, cast, and copied from a GPU.
-Pieces are taken by several threads, as many as this rank's share of the processors. From a GPU the bytes come through
-two pinned buffers: one is filled while the threads work on the other. Buffers and threads stay with the publisher, for
-pinning costs more than copying. `torch.cuda` is called only for a tensor that lives on a GPU and so has a context.
+A local tensor's bytes come into host memory in pieces that fit the processor's cache, cast, and copied from a GPU by
+way of a pinned buffer. Pieces are taken by several threads, as many as this rank's share of the processors. Buffer and
+threads stay with the publisher, for pinning costs more than copying. `torch.cuda` is called only for a tensor that
+lives on a GPU and so has a context.
 """
 
 import os
 import sys
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
-from functools import cache
-from math import prod
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,8 +26,9 @@ from refitd_client.files.plain_file import open_plain, plain_file, read_at
 from refitd_client.publish.attempt import PublishCall
 from refitd_client.publish.options import PublishOptions
 from refitd_client.publish.route import place_of_process
+from refitd_client.sharded.export import RankExport
 from refitd_client.sharded.holdings import Holding, HoldingsReader, NamingOptions, gpu_of, samples_of
-from refitd_client.sharded.layout import Claim, Location, WritePart, runs
+from refitd_client.sharded.layout import Claim
 from refitd_client.sharded.orders import (
     BlocksOrder,
     BlocksReply,
@@ -50,12 +49,11 @@ from refitd_client.sharded.orders import (
     SendOrder,
     WriteOrder,
 )
-from refitd_client.sharded.parts import each_part, flat_box, not_finite_here
-from refitd_client.sharded.rank_export import RankExport
+from refitd_client.sharded.parts import SentPart, flat_part, not_finite_here, sent_parts
 from refitd_client.sharded.rank_group import portable
 from refitd_client.sharded.rank_shadow import RankShadow
 from refitd_client.sharded.rank_slot import SlotCopier
-from refitd_client.tensors import entry_of
+from refitd_client.transport.schedule import Strip, cut
 from refitd_client.ways import TrainerPlace
 from refitd_client.write.plan import PIECE, ShardChecks
 
@@ -63,8 +61,9 @@ PIECE_BYTES = 2**20
 _TASK_BYTES = 2**22  # worth handing to a thread
 _BOUNCE_BYTES = 2**26
 _MOST_THREADS = 16
+_DIGESTED_AT_ONCE = 2**20
 
-Use = Callable[[int, NDArray[np.uint8]], int]
+Use = Callable[[Strip, NDArray[np.uint8]], int]
 In = TypeVar("In")
 Out = TypeVar("Out")
 
@@ -81,98 +80,72 @@ class Reader:
     """Reads local tensors. One caller at a time."""
 
     def __init__(self, ranks: int) -> None:
-        """`ranks` as in `threads_of_rank`."""
         self._pool = ThreadPoolExecutor(threads_of_rank(ranks), thread_name_prefix="refitd-rank")
-        self._buffers: list[_BounceBuffer] = []
+        self._bounce: Any = None
 
     def close(self) -> None:
-        """End the threads, and free the buffers."""
+        """End the threads, and free the buffer."""
         self._pool.shutdown()
-        self._buffers = []
+        self._bounce = None
 
     def each(self, items: Iterable[In], do: Callable[[In], Out]) -> list[Out]:
         """Call `do` with every item, in the threads."""
         return list(self._pool.map(do, items))
 
-    def read(self, flat: Any, begin: int, end: int, dtype: str, use: Use) -> int:
-        """Have every piece of a tensor used, in any order and at once.
+    def read(self, flat: Any, strips: Iterable[Strip], dtype: str, use: Use) -> int:
+        """Have every piece of some elements used, in any order and at once. Returns the sum of what `use` returned.
 
         No call of `use` is going on any more when this returns or raises: the files that it writes to may be closed.
 
         Args:
-            use: called with a piece's first element and its bytes, which are valid during the call.
-
-        Returns:
-            The sum of what `use` returned.
+            flat: the elements.
+            strips: the bytes that they are of a tensor, cast to torch's `dtype`, in order.
+            use: called with a piece's strip and its bytes, which are valid during the call.
         """
         torch: Any = sys.modules["torch"]
-        kind = getattr(torch, dtype)
-        if flat.device.type == "cuda":
-            return self._from_gpu(torch, flat, begin, end, kind, use)
-        work = _pieces(torch, flat, 0, kind, use)
-        if (end - begin) * kind.itemsize <= _TASK_BYTES:
-            return work(begin, end)
-        return _ended(self._tasks(work, begin, end, kind.itemsize))
-
-    def _tasks(self, work: Callable[[int, int], int], begin: int, end: int, item: int) -> "list[Future[int]]":
-        step = _TASK_BYTES // item
-        return [self._pool.submit(work, first, min(first + step, end)) for first in range(begin, end, step)]
-
-    def _from_gpu(self, torch: Any, flat: Any, begin: int, end: int, kind: Any, use: Use) -> int:
-        if not self._buffers:
-            self._buffers = [_BounceBuffer(torch) for _ in range(2)]
-        total, filled = 0, None
-        step = _BOUNCE_BYTES // kind.itemsize
-
-        def start(buffer: _BounceBuffer) -> None:
-            here = buffer.arrived().view(kind)
-            work = _pieces(torch, here, buffer.first, kind, use)
-            buffer.tasks = self._tasks(work, buffer.first, buffer.first + here.numel(), kind.itemsize)
-
+        kind, at = getattr(torch, dtype), 0
+        pieces: list[tuple[int, Strip]] = []
+        for strip in strips:
+            for piece in cut(strip, PIECE_BYTES):
+                pieces.append((at, piece))
+                at += piece.nbytes
+        if flat.device.type != "cuda":
+            return self._use(flat, kind, pieces, use)
+        if self._bounce is None:
+            self._bounce = torch.empty(_BOUNCE_BYTES, dtype=torch.uint8, pin_memory=True)
+        total = 0
         with torch.cuda.device(flat.device):
-            try:
-                for number, first in enumerate(range(begin, end, step)):
-                    buffer = self._buffers[number % 2]
-                    total += _ended(buffer.take_tasks())
-                    buffer.fill(flat[first : min(first + step, end)].to(kind), first)
-                    if filled is not None:
-                        start(filled)
-                    filled = buffer
-                if filled is not None:
-                    start(filled)
-            finally:
-                total += _ended([task for buffer in self._buffers for task in buffer.take_tasks()])
+            for group in _grouped(pieces, _BOUNCE_BYTES):
+                begin, end = group[0][0], group[-1][0] + group[-1][1].nbytes
+                here = self._bounce[: end - begin].view(kind)
+                here.copy_(flat[begin // kind.itemsize : end // kind.itemsize].to(kind))
+                total += self._use(here, kind, [(at - begin, piece) for at, piece in group], use)
         return total
 
+    def _use(self, flat: Any, kind: Any, pieces: Sequence[tuple[int, Strip]], use: Use) -> int:
+        torch: Any = sys.modules["torch"]
 
-class _BounceBuffer:
-    """A pinned buffer, and the threads' tasks on its content, which begins with the tensor's element `first`."""
+        def work(group: Sequence[tuple[int, Strip]]) -> int:
+            total = 0
+            for at, piece in group:
+                some = flat[at // kind.itemsize : (at + piece.nbytes) // kind.itemsize].to(device="cpu", dtype=kind)
+                total += use(piece, some.view(torch.uint8).numpy())
+            return total
 
-    def __init__(self, torch: Any) -> None:
-        self._torch = torch
-        self._memory = torch.empty(_BOUNCE_BYTES, dtype=torch.uint8, pin_memory=True)
-        self._data: Any = None
-        self._done: Any = None
-        self.first = 0
-        self.tasks: list[Future[int]] = []
+        groups = list(_grouped(pieces, _TASK_BYTES))
+        return work(groups[0]) if len(groups) == 1 else _ended([self._pool.submit(work, each) for each in groups])
 
-    def fill(self, data: Any, first: int) -> None:
-        """Begin to copy elements from a GPU."""
-        raw = data.view(self._torch.uint8)
-        self._data, self.first = self._memory[: raw.numel()], first
-        self._data.copy_(raw, non_blocking=True)
-        self._done = self._torch.cuda.Event()
-        self._done.record()
 
-    def arrived(self) -> Any:
-        """Wait for the copy. Returns its bytes."""
-        self._done.synchronize()
-        return self._data
-
-    def take_tasks(self) -> "list[Future[int]]":
-        """The tasks, which the caller waits for."""
-        tasks, self.tasks = self.tasks, []
-        return tasks
+def _grouped(pieces: Sequence[tuple[int, Strip]], most: int) -> Iterator[list[tuple[int, Strip]]]:
+    """Pieces that follow each other, of at most so many bytes together."""
+    group: list[tuple[int, Strip]] = []
+    for at, piece in pieces:
+        if group and at + piece.nbytes - group[0][0] > most:
+            yield group
+            group = []
+        group.append((at, piece))
+    if group:
+        yield group
 
 
 def _ended(tasks: "list[Future[int]]") -> int:
@@ -184,22 +157,6 @@ def _ended(tasks: "list[Future[int]]") -> int:
         wait(begun)
     return sum(task.result() for task in begun)
 
-
-def _pieces(torch: Any, flat: Any, shift: int, kind: Any, use: Use) -> Callable[[int, int], int]:
-    """Work on elements of a tensor in host memory, whose first element has number `shift`."""
-    step = PIECE_BYTES // kind.itemsize
-
-    def work(begin: int, end: int) -> int:
-        total = 0
-        for first in range(begin, end, step):
-            part = flat[first - shift : min(first + step, end) - shift].to(device="cpu", dtype=kind)
-            total += use(first, part.view(torch.uint8).numpy())
-        return total
-
-    return work
-
-
-_DIGESTED_AT_ONCE = 2**20
 
 # All ranks have written and synced the files. They are opened anew to be digested: on a network file system that is
 # what makes another host's bytes visible. So the manifest describes the bytes that are there.
@@ -247,6 +204,7 @@ class Follower:
         self._claims: list[Claim] = []
         self._task: RankTask | None = None
         self._task_claims: list[Claim] | None = None
+        self._parts: tuple[RankTask, list[SentPart]] | None = None
 
     def open(self, weights: Any, call: PublishCall) -> Opening | FailedReply:
         """Begin a publication: list what this rank holds."""
@@ -278,22 +236,22 @@ class Follower:
         try:
             match order:
                 case CopyOrder():
-                    return self._copy(order)
+                    task, folder = self._take(order.task), self._folder / order.staging
+                    scans = self._slot.copy(folder, task, self._claims, self._holdings, scanned=order.fingerprints)
+                    return CopiedReply(scans=scans)
                 case BlocksOrder():
                     return BlocksReply(digests=self._slot.digests())
                 case WriteOrder():
-                    self._write(order)
-                    return DoneReply()
+                    return self._write(order)
                 case DigestOrder():
                     return self._digest(order)
                 case LendOrder():
-                    return self.export.lend(order, self._take(order.task), self._claims, self._holdings)
-                case SendOrder():
-                    self.export.begin(order)
-                    return DoneReply()
-                case EndOrder():
-                    return self.export.finish()
-                case KeepOrder() | CompareOrder() | GatherOrder():
+                    return self.export.lend(order, self._parts_of(order.task), self._holdings)
+                case SendOrder() | EndOrder():
+                    return self.export.carry_out(order)
+                case KeepOrder():
+                    return self.shadow.keep(order.number, self._parts_of(order.task), self._holdings)
+                case CompareOrder() | GatherOrder():
                     return self.shadow.answer(order, self._holdings)
         except Exception as error:
             return FailedReply(error=portable(error))
@@ -324,46 +282,39 @@ class Follower:
             raise PublishError("this rank was asked to write before it was told what")
         return self._task
 
-    def _copy(self, order: CopyOrder) -> CopiedReply:
-        task, folder = self._take(order.task), self._folder / order.staging
-        copied = self._slot.copy(folder, task, self._claims, self._holdings, fingerprinted=order.fingerprints)
-        return CopiedReply(scans=copied.found)
+    def _parts_of(self, task: RankTask | None) -> list[SentPart]:
+        """The parts of the task of an order: the very same list for the same task."""
+        task = self._take(task)
+        if self._parts is None or self._parts[0] is not task:
+            self._parts = task, sent_parts(task.parts, self._claims)
+        return self._parts[1]
 
-    def _write(self, order: WriteOrder) -> None:
-        task = self._take(order.task)
+    def _write(self, order: WriteOrder) -> DoneReply:
+        parts, task = self._parts_of(order.task), self._take(None)
         self._staging = self._folder / order.staging
-        with _opening(self._staging, task.files) as files:
-            self._write_parts(task, files)
-            for number in sorted({task.locations[part.name].file for part in task.parts}):
-                durable.sync(files()[number])  # each rank its own: another host's writes are in that host's memory
+        with ExitStack() as stack:
+            files = [_open(stack, self._staging / name) for name in task.files]
+            for part in parts:
+                where = task.locations[part.entry.name]
+                self._write_part(part, files[where.file], where.offset)
+            for number in sorted({task.locations[part.entry.name].file for part in parts}):
+                durable.sync(files[number])  # each rank its own: another host's writes are in that host's memory
+        return DoneReply()
 
-    def _write_parts(self, task: RankTask, files: Callable[[], Sequence[int]]) -> None:
-        mine: dict[str, list[WritePart]] = {}
-        for part in task.parts:
-            mine.setdefault(part.name, []).append(part)
+    def _write_part(self, part: SentPart, fd: int, offset: int) -> None:
+        dtype, holding = part.entry.dtype, self._holdings[part.entry.name]
 
-        def write(holding: Holding, local: Any, part: WritePart) -> None:
-            self._write_part(holding.claim, local, part, task.locations[part.name], files)
-
-        each_part(self._holdings, mine, write, names=sorted(task.locations))
-
-    def _write_part(
-        self, claim: Claim, local: Any, part: WritePart, location: Location, files: Callable[[], Sequence[int]]
-    ) -> None:
-        box, entry = claim.boxes[part.box], entry_of(claim.name, claim.dtype, claim.shape)
-        item = entry.nbytes // prod(claim.shape)  # bytes of one element, as torch counts elements
-
-        def use(first: int, data: NDArray[np.uint8]) -> int:
-            if self._options.check_finite and any_nonfinite(entry.dtype, data):
-                return count_nonfinite(entry.dtype, data)
-            for run in runs(box, claim.shape, first, first + len(data) // item):
-                piece = data[(run.begin - first) * item : (run.end - first) * item]
-                durable.write_at(files()[location.file], piece.data, location.offset + run.at * item)
+        def use(strip: Strip, data: NDArray[np.uint8]) -> int:
+            if self._options.check_finite and any_nonfinite(dtype, data):
+                return count_nonfinite(dtype, data)
+            for row in range(strip.rows):
+                piece = data.data[row * strip.width : (row + 1) * strip.width]
+                durable.write_at(fd, piece, offset + strip.begin + row * strip.pitch)
             return 0
 
-        bad = self._reader.read(flat_box(local, claim.boxes, part.box), part.begin, part.end, claim.dtype, use)
+        bad = self._reader.read(flat_part(holding, part.part), part.strips, holding.claim.dtype, use)
         if bad:
-            raise not_finite_here(claim.name, bad)
+            raise not_finite_here(part.entry.name, bad)
 
     def _digest(self, order: DigestOrder) -> DoneReply:
         done = DoneReply()
@@ -375,14 +326,7 @@ class Follower:
         return done
 
 
-@contextmanager
-def _opening(folder: Path, names: Sequence[str]) -> Generator[Callable[[], list[int]], None, None]:
-    """A function that opens the version's shards for writing, at its first call. Rank 0 has made them."""
-    with ExitStack() as stack:
-        yield cache(lambda: [_open(stack, folder / name, os.O_RDWR) for name in names])
-
-
-def _open(stack: ExitStack, path: Path, flags: int) -> int:
-    fd = open_plain(path, flags)
+def _open(stack: ExitStack, path: Path) -> int:
+    fd = open_plain(path, os.O_RDWR)
     stack.callback(os.close, fd)
     return fd

@@ -1,15 +1,8 @@
-"""A rank's tensors: what it holds of each, claimed as boxes and read as bytes.
+"""A rank's tensors: what it holds of each, claimed as boxes.
 
-How a tensor gets into the file is decided here, from its placements, mesh and whole shape alone, so that all ranks of
-its mesh decide alike:
-
-    cut along the first dimension       its bytes are one range of the file: written as they are
-    cut along another, in long runs     written run by run (`pwrite`)
-    cut along another, in short runs    redistributed to Shard(0) by its mesh's own collective, tensor by tensor, and
-                                        then written as one range; plain tensors have no mesh and are written run by run
-    replicated                          claimed whole by every rank; rank 0 shares the writing out
-
-A pending reduction (Partial) is refused: no parameter is one, and a publisher must not sum silently.
+What lies in long runs of the file is written in few calls; a part that is cut along the last dimension has a run for
+each row. Replicated tensors are claimed whole by every rank, and rank 0 shares the writing out. A pending reduction
+(Partial) is refused: no parameter is one, and a publisher must not sum silently.
 
 This is the only module that knows `torch.distributed.tensor`. Placements are recognised by the names of their classes:
 torch moved them between modules, and made the strided one (which FSDP2 uses under tensor parallelism) a subclass of the
@@ -26,13 +19,10 @@ import xxhash
 from refitd_client import tensors as torch_tensors
 from refitd_client.errors import InvalidWeightsError
 from refitd_client.publish.options import Sharded
-from refitd_client.sharded.layout import Box, Claim, Split, boxes_of, local_shape, run_length, whole_box
+from refitd_client.sharded.layout import Claim, Split, boxes_of, local_shape, whole_box
 from refitd_client.tensors import Casts, entry_of, refused
 from refitd_client.write.plan import Rename, after, checkpoint_names, plain_names, published_names, second_names
 
-# A pwrite costs about as much as copying so many bytes into the page cache: shorter runs take longer than the copy, and
-# an exchange between the ranks (which costs the part's own bytes once more, over a link faster than files) is cheaper.
-MIN_RUN_BYTES = 4096
 _ELEMENTS = 64  # of a sample
 
 
@@ -46,24 +36,14 @@ class NamingOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """A tensor of this rank, or its part of one.
-
-    `target` are the placements to redistribute to before it is read; then all ranks of its mesh have to read it.
-    """
+    """A tensor of this rank, or its part of one."""
 
     claim: Claim
     tensor: Any
-    target: tuple[Any, ...] | None = None
-
-    def plain(self) -> Any:
-        """The plain tensor with this rank's part as the trainer has it, which is never redistributed."""
-        return plain_of(self.tensor)
 
     def local(self) -> Any:
-        """The plain tensor with this rank's part, in the trainer's dtype. With a `target`, a collective of the mesh."""
-        if self.target is None:
-            return self.plain()
-        return self.tensor.detach().redistribute(placements=self.target).to_local()
+        """The plain tensor with this rank's part, in the trainer's dtype."""
+        return plain_of(self.tensor)
 
 
 def holdings_of(weights: Any, options: NamingOptions, sharded: Mapping[str, Sharded]) -> dict[str, Holding]:
@@ -101,7 +81,7 @@ class HoldingsReader:
     def __init__(self, options: NamingOptions) -> None:
         self._options = options
         self._key: Any = None
-        self._claims: list[tuple[str, Claim, tuple[Any, ...] | None]] = []
+        self._claims: list[tuple[str, Claim]] = []
 
     def read(self, weights: Any, sharded: Mapping[str, Sharded]) -> dict[str, Holding]:
         state, patterns, known = _state(weights)
@@ -109,13 +89,10 @@ class HoldingsReader:
         with sys.modules["torch"].no_grad():
             key = names, patterns, dict(sharded), [_facts(state[name]) for name in names]
         if key == self._key:
-            return {
-                claim.name: Holding(claim=claim, tensor=state[name], target=target)
-                for name, claim, target in self._claims
-            }
+            return {claim.name: Holding(claim=claim, tensor=state[name]) for name, claim in self._claims}
         found = holdings_of(weights, self._options, sharded)
         self._key = key
-        self._claims = [(name, found[new].claim, found[new].target) for name, new in names.items()]
+        self._claims = [(name, found[new].claim) for name, new in names.items()]
         return found
 
 
@@ -177,13 +154,11 @@ def _state(weights: Any) -> tuple[Mapping[str, Any], list[str], dict[str, str]]:
 
 def _holding(tensor: Any, name: str, old: str, casts: Casts, part: Sharded | None) -> Holding:
     """A tensor with published name `name`, which the trainer calls `old` and may describe as a `part`."""
-    target: tuple[Any, ...] | None = None
     shape, local, splits = tuple(tensor.shape), tensor, list[Split]()
     if is_dtensor(tensor):
         if part is not None:
             raise refused(old, "is a DTensor, which says itself how it is sharded: do not describe it")
-        local, splits = plain_of(tensor), _splits_of(old, tensor, tensor.placements)
-        target = _target(tensor, shape, splits)
+        local, splits = plain_of(tensor), _splits_of(old, tensor)
     elif part is not None:
         if part.dim >= len(shape):
             raise refused(old, f"has {len(shape)} dimensions and is described as {part}")
@@ -191,26 +166,22 @@ def _holding(tensor: Any, name: str, old: str, casts: Casts, part: Sharded | Non
         shape = (*shape[: part.dim], size, *shape[part.dim + 1 :])
         splits = [Split(part.dim, part.index, part.count)]
     _check_local(old, local, shape, splits)
-    held: tuple[Box, ...] | None = None
-    if target is not None:
-        held = tuple(box for box in boxes_of(shape, splits) if box.count)
-        splits = _splits_of(old, tensor, target)
     dtype = casts.target(name, str(tensor.dtype).removeprefix("torch."))
     entry_of(name, dtype, shape)  # refuses what the format cannot hold, on the rank that has it
     boxes = boxes_of(shape, splits) if splits else [whole_box(shape)]
     own = tuple(box for box in boxes if box.count)
-    claim = Claim(name=name, dtype=dtype, shape=shape, boxes=own, memory=None, held=held)
-    return Holding(claim=claim, tensor=tensor, target=target)
+    claim = Claim(name=name, dtype=dtype, shape=shape, boxes=own, memory=None)
+    return Holding(claim=claim, tensor=tensor)
 
 
-def _splits_of(name: str, tensor: Any, placements: Sequence[Any]) -> list[Split]:
+def _splits_of(name: str, tensor: Any) -> list[Split]:
     """How placements on a DTensor's mesh split the whole tensor for this rank."""
     mesh = tensor.device_mesh
     place = mesh.get_coordinate()
     if place is None:
         raise refused(name, "is a DTensor of a mesh that this rank is not in: leave it out of this rank's state dict")
     splits: list[Split] = []
-    for dimension, placement in enumerate(placements):
+    for dimension, placement in enumerate(tensor.placements):
         match type(placement).__name__:
             case "Replicate":
                 continue
@@ -224,22 +195,6 @@ def _splits_of(name: str, tensor: Any, placements: Sequence[Any]) -> list[Split]
             case other:
                 raise refused(name, f"has placement {other}, which is not known: redistribute it to Shard(0) first")
     return splits
-
-
-def _target(tensor: Any, shape: tuple[int, ...], splits: Sequence[Split]) -> tuple[Any, ...] | None:
-    """Placements with every split on the first dimension, if the runs are too short and the splits are plain.
-
-    The first rank's box decides for all: it has the longest runs.
-    """
-    if not any(split.dim > 0 for split in splits):
-        return None
-    first = boxes_of(shape, [replace(split, index=0) for split in splits])
-    if not first or run_length(first[0], shape) * tensor.element_size() >= MIN_RUN_BYTES:
-        return None
-    if any(type(placement).__name__ not in {"Shard", "Replicate"} for placement in tensor.placements):
-        return None
-    shard = sys.modules["torch.distributed.tensor"].Shard
-    return tuple(shard(0) if type(each).__name__ == "Shard" else each for each in tensor.placements)
 
 
 def _check_local(name: str, local: Any, shape: tuple[int, ...], splits: Sequence[Split]) -> None:

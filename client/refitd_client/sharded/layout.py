@@ -204,8 +204,7 @@ class Claim:
 
     `name` and `dtype` (torch's name) are those of the published tensor, `shape` is the whole tensor's. `memory` is the
     first of this rank's names for the same memory, None where the rank's part is empty. `second` says that the module
-    declares the name to be a second one of a tied weight. `held` are the boxes before the tensor is redistributed to
-    `boxes`, None where it is not.
+    declares the name to be a second one of a tied weight.
     """
 
     name: str
@@ -214,12 +213,6 @@ class Claim:
     boxes: tuple[Box, ...]
     memory: str | None
     second: bool = False
-    held: tuple[Box, ...] | None = None
-
-    @property
-    def held_boxes(self) -> tuple[Box, ...]:
-        """The boxes of the local tensor as the trainer has it."""
-        return self.boxes if self.held is None else self.held
 
 
 @dataclass(frozen=True, slots=True)

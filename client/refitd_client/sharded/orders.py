@@ -66,21 +66,6 @@ class DigestOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LendOrder:
-    """Scan what you write, and lend it, to engines or to your own process that sends: from where it lies, or copied. It
-    must not change before the next order. `task` as for `WriteOrder`.
-
-    `known` is the number of the places that rank 0 has from you, 0 for none; None where they are not wanted, since what
-    you have is sent. `partial` are the strips of tensors that engine ranks need in part, by the digest of their needs
-    and by name; None where they are known from before.
-    """
-
-    task: RankTask | None
-    known: int | None = None
-    partial: Mapping[str, PartialNeeds | None] = field(default_factory=dict[str, "PartialNeeds | None"])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CopyOrder:
     """Have your GPU copy your parts into the slot that is this staging folder of the run, and begin to digest your
     blocks of it. `task` as for `WriteOrder`; `fingerprints` says whether these are wanted.
@@ -97,27 +82,18 @@ class BlocksOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeepOrder:
-    """Copy these parts, as shadow `number`. Boxes are those that the rank holds (`Claim.held_boxes`)."""
+class LendOrder:
+    """Scan what you write, and lend it, to engines or to your own process that sends: from where it lies, or copied. It
+    must not change before the next order. `task` as for `WriteOrder`.
 
-    number: int
-    parts: list[WritePart]
+    `known` is the number of the places that rank 0 has from you, 0 for none; None where they are not wanted, since what
+    you have is sent. `partial` are the strips of tensors that engine ranks need in part, by the digest of their needs
+    and by name.
+    """
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompareOrder:
-    """Compare your parts with shadow `number`. If more than `most` elements changed, how many is enough."""
-
-    number: int
-    most: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class GatherOrder:
-    """Say what is in shadow `number` at these flat indices of whole tensors, of which the rank has some."""
-
-    number: int
-    wanted: Mapping[str, Indices]
+    task: RankTask | None
+    known: int | None = None
+    partial: Mapping[str, PartialNeeds] = field(default_factory=dict[str, PartialNeeds])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,12 +110,27 @@ class EndOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CopiedReply:
-    """All is copied into the slot. `scans` are what this rank's parts add to each tensor's fingerprint, and how many of
-    their elements are not finite, by name.
-    """
+class KeepOrder:
+    """Copy your parts, as shadow `number`. `task` as for `WriteOrder`."""
 
-    scans: dict[str, tuple[int, int]]
+    number: int
+    task: RankTask | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareOrder:
+    """Compare your parts with shadow `number`. If more than `most` elements changed, how many is enough."""
+
+    number: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GatherOrder:
+    """Say what is in shadow `number` at these flat indices of whole tensors, of which the rank has some."""
+
+    number: int
+    wanted: Mapping[str, Indices]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +162,17 @@ class LentReply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CopiedReply:
+    """All is copied into the slot. `scans` are what this rank's parts add to each tensor's fingerprint, and how many of
+    their elements are not finite, by name.
+    """
+
+    scans: dict[str, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BlocksReply:
-    """The digests of this rank's blocks (`slot_pieces.blocks_of`), in their order."""
+    """The digests of this rank's blocks (`rank_slot.blocks_of`), in their order."""
 
     digests: list[bytes]
 
@@ -227,8 +227,10 @@ class FailedReply:
     is_argument: bool = False
 
 
-ShadowOrder = KeepOrder | CompareOrder | GatherOrder
-RankOrder = WriteOrder | DigestOrder | CopyOrder | BlocksOrder | LendOrder | SendOrder | EndOrder | ShadowOrder
+RankOrder = (
+    WriteOrder | DigestOrder | CopyOrder | BlocksOrder | LendOrder | SendOrder | EndOrder | KeepOrder | CompareOrder
+    | GatherOrder
+)  # fmt: skip
 RankReply = DoneReply | CopiedReply | BlocksReply | LentReply | SentReply | ChangesReply | FailedReply
 
 

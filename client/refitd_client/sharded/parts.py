@@ -1,78 +1,117 @@
-"""What each rank sends of a version, and how its tensors are gone through and scanned, part by part.
+"""What each rank has of a version: parts of its tensors, where their elements belong, and their scans.
 
-A rank sends the parts that it would write (`layout.py`), one after the other. The parts of all ranks have each byte of
-the version once, whichever ranks hold it, and share the work out.
+A rank writes, sends, lends and compares the same parts (`layout.py`). The parts of all ranks have each byte of the
+version once, whichever ranks hold it, and share the work out.
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from math import prod
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from refitd_client.checkpoint.finite import NO_RULE, Rule, rule_of
+import numpy as np
+
+from refitd_client.checkpoint.finite import NO_RULE, rule_of
 from refitd_client.checkpoint.header import Entry
+from refitd_client.delta.change import Indices, elements_of, index_type
 from refitd_client.errors import InvalidWeightsError
 from refitd_client.fingerprint import Scan, width_of
 from refitd_client.fingerprint.host import MASK
 from refitd_client.fingerprint.tensors import ElementRows, PartInput, has_triton, part_scans
 from refitd_client.sharded.holdings import Holding, flat_of
-from refitd_client.sharded.layout import Box, Claim, ShardedLayout, WritePart, runs
+from refitd_client.sharded.layout import Claim, ShardedLayout, WritePart, runs
 from refitd_client.tensors import entry_of
 from refitd_client.transport.offer import side_by_side
 from refitd_client.transport.schedule import HeldStrip, Strip, joined
 from refitd_client.write.plan import not_finite
 
 if TYPE_CHECKING:
-    from refitd_client.fingerprint.batch import MemoryStrip, StripScan
+    from refitd_client.fingerprint.batch import StripScan
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SentPart:
-    """A part of one tensor: elements of a rank's box, which lie at byte `at` of what it sends.
-
-    `item` is the bytes of an element, as torch counts elements; `strips` are the bytes of the tensor that it has.
+    """A part of one tensor: elements of a rank's box, which lie at byte `at` of what it sends. `strips` are the bytes
+    of the tensor that it has, in order.
     """
 
     part: WritePart
     entry: Entry
-    item: int
+    nbytes: int
     at: int
     strips: tuple[Strip, ...]
 
-    @property
-    def nbytes(self) -> int:
-        return (self.part.end - self.part.begin) * self.item
-
-    def rows(self, width: int) -> list[ElementRows]:
-        """The same in elements of `width` bytes, as fingerprints count them."""
+    @cached_property
+    def rows(self) -> list[ElementRows]:
+        """The strips in elements, as fingerprints and deltas count them."""
+        width = width_of(self.entry.dtype)
         return [
             ElementRows(each.begin // width, each.width // width, each.rows, each.pitch // width)
             for each in self.strips
         ]
 
+    @property
+    def elements(self) -> int:
+        """How many elements the whole tensor has."""
+        return elements_of(self.entry.dtype, self.entry.shape)
 
-def sent_parts(parts: Sequence[WritePart], claims: Sequence[Claim]) -> tuple[list[SentPart], int]:
-    """What one rank sends, and how many bytes of memory that takes."""
+    @property
+    def index_type(self) -> type[np.uint32] | type[np.uint64]:
+        """The type of indices in the whole tensor."""
+        return index_type(self.elements)
+
+    def to_whole(self, at: Indices, out: Indices) -> None:
+        """Translate indices of the part, in strict order, into those of the whole tensor: `out`, which has its type."""
+        kind, begin, first = out.dtype.type, 0, 0
+        for rows in self.rows:
+            stop = int(np.searchsorted(at, begin + rows.count))
+            local = at[first:stop].astype(kind) - kind(begin)
+            if rows.rows > 1:
+                local += local // kind(rows.width) * kind(rows.pitch - rows.width)
+            np.add(local, kind(rows.begin), out=out[first:stop])
+            begin, first = begin + rows.count, stop
+
+    def to_part(self, whole: Indices) -> tuple[Indices, Indices]:
+        """Those of some indices of the whole tensor, in strict order, that lie in the part; and where there."""
+        inside, local, begin = [whole[:0]], [np.empty(0, np.uint64)], 0
+        for rows in self.rows:
+            last = rows.begin + (rows.rows - 1) * rows.pitch + rows.width - 1
+            kind = whole.dtype.type
+            first, end = whole.searchsorted(kind(rows.begin)), whole.searchsorted(kind(last), side="right")
+            some = whole[int(first) : int(end)]
+            at = some.astype(np.uint64) - np.uint64(rows.begin)
+            if rows.rows > 1:
+                row, column = np.divmod(at, np.uint64(rows.pitch))
+                is_in = column < rows.width
+                some, at = some[is_in], (row * np.uint64(rows.width) + column)[is_in]
+            inside.append(some)
+            local.append(at + np.uint64(begin))
+            begin += rows.count
+        return np.concatenate(inside), np.concatenate(local)
+
+
+def sent_parts(parts: Sequence[WritePart], claims: Sequence[Claim]) -> list[SentPart]:
+    """The parts of one rank, in memory one after the other."""
     by_name = {claim.name: claim for claim in claims}
     found: list[SentPart] = []
     for part in parts:
         claim = by_name[part.name]
         entry = entry_of(claim.name, claim.dtype, claim.shape)
-        item = entry.nbytes // prod(claim.shape)
-        lengths = ((run.at * item, (run.end - run.begin) * item) for run in runs(
-            claim.boxes[part.box], claim.shape, part.begin, part.end))  # fmt: skip
-        found.append(SentPart(part=part, entry=entry, item=item, at=0, strips=tuple(joined(lengths))))
-    places, nbytes = side_by_side(each.nbytes for each in found)
-    placed = [
-        SentPart(part=each.part, entry=each.entry, item=each.item, at=at, strips=each.strips)
-        for each, at in zip(found, places, strict=True)
-    ]
-    return placed, nbytes
+        item = entry.nbytes // prod(claim.shape)  # bytes of an element, as torch counts elements
+        lengths = (
+            (run.at * item, (run.end - run.begin) * item)
+            for run in runs(claim.boxes[part.box], claim.shape, part.begin, part.end)
+        )
+        nbytes = (part.end - part.begin) * item
+        found.append(SentPart(part=part, entry=entry, nbytes=nbytes, at=0, strips=tuple(joined(lengths))))
+    places, _ = side_by_side(each.nbytes for each in found)
+    return [replace(each, at=at) for each, at in zip(found, places, strict=True)]
 
 
-def held_strips(parts: Sequence[SentPart], numbers: dict[str, int]) -> list[HeldStrip]:
+def held_strips(parts: Sequence[SentPart], numbers: Mapping[str, int]) -> list[HeldStrip]:
     """What one rank sends, for the schedule. `numbers` are the tensors' by name."""
     found: list[HeldStrip] = []
     for each in parts:
@@ -83,105 +122,46 @@ def held_strips(parts: Sequence[SentPart], numbers: dict[str, int]) -> list[Held
     return found
 
 
-def held_by_name(parts: Sequence[SentPart]) -> dict[str, list[HeldStrip]]:
-    """The same by the tensors' names, which count as number 0."""
-    found: dict[str, list[HeldStrip]] = {}
-    for each in parts:
-        found.setdefault(each.entry.name, []).extend(held_strips([each], {each.entry.name: 0}))
-    return found
-
-
 def entries_of(layout: ShardedLayout) -> list[Entry]:
     """The version's tensors, as they lie in its files."""
     return [entry for shard in layout.shards.shards for entry in shard.entries]
 
 
-Part = TypeVar("Part")
-
-
-def each_part(
-    holdings: Mapping[str, Holding],
-    parts: Mapping[str, Sequence[Part]],
-    do: Callable[[Holding, Any, Part], None],
-    *,
-    names: Sequence[str] | None = None,
-) -> None:
-    """Do something with each of this rank's parts, tensor by tensor.
-
-    A tensor that has to be redistributed is read by every rank of its mesh, also by one that has failed meanwhile,
-    whatever its error: the others wait for it in a collective, and would wait for ever.
-
-    Args:
-        names: the tensors of the version, in the order in which all ranks go through them; None for all, by name.
-    """
-    failure: Exception | None = None
-    for name in sorted(holdings) if names is None else names:
-        if (holding := holdings.get(name)) is None:
-            continue
-        own = () if failure is not None else parts.get(name, ())
-        if holding.target is None and not own:
-            continue
-        try:
-            local = holding.local()
-            for part in own:
-                do(holding, local, part)
-        except Exception as error:
-            failure = failure or error
-    if failure is not None:
-        raise failure
+def flat_part(holding: Holding, part: WritePart) -> Any:
+    """The elements of a part in order, in the trainer's dtype; a copy only where they do not lie so."""
+    local, boxes = holding.local(), holding.claim.boxes
+    if len(boxes) > 1:
+        for dim in range(local.dim()):
+            sides = sorted({(box.start[dim], box.shape[dim]) for box in boxes})
+            begin = sum(size for start, size in sides if start < boxes[part.box].start[dim])
+            local = local.narrow(dim, begin, boxes[part.box].shape[dim])
+    return flat_of(local)[part.begin : part.end]
 
 
 def lying(holding: Holding, part: SentPart) -> Any:
     """The elements of a part as a view of the trainer's tensor; None where they do not lie as they are published."""
-    if holding.target is not None or str(holding.tensor.dtype) != f"torch.{holding.claim.dtype}":
+    if str(holding.tensor.dtype) != f"torch.{holding.claim.dtype}":
         return None
-    local = holding.local()
-    flat = flat_box(local, holding.claim.boxes, part.part.box)
-    if flat.untyped_storage().data_ptr() != local.untyped_storage().data_ptr():
-        return None
-    return flat[part.part.begin : part.part.end]
+    flat = flat_part(holding, part.part)
+    is_view = flat.untyped_storage().data_ptr() == holding.local().untyped_storage().data_ptr()
+    return flat if is_view else None
 
 
-def published(holding: Holding, local: Any, part: SentPart) -> Any:
-    """The elements of a part in the published dtype: a view where they lie so.
-
-    Args:
-        local: this rank's part of it; None where that is to be looked up.
-    """
-    local = holding.local() if local is None else local
-    flat = flat_box(local, holding.claim.boxes, part.part.box)[part.part.begin : part.part.end]
-    return flat.to(getattr(sys.modules["torch"], holding.claim.dtype))
-
-
-def part_input(part: SentPart, flat: Any, *, check_finite: bool) -> PartInput:
-    """The elements of a part, as they are scanned."""
-    from refitd_client.fingerprint.device import INTEGERS
-
-    width = width_of(part.entry.dtype)
-    rule = rule_of(part.entry.dtype) if check_finite else NO_RULE
-    return PartInput(flat.view(INTEGERS[width]), part.rows(width), rule)
+def published(holding: Holding, part: SentPart) -> Any:
+    """The elements of a part in the published dtype: a view where they lie so."""
+    return flat_part(holding, part.part).to(getattr(sys.modules["torch"], holding.claim.dtype))
 
 
 def add_scans(found: dict[str, tuple[int, int]], parts: Sequence[SentPart], scans: Sequence[Scan]) -> None:
     """Add what parts add to each tensor's fingerprint, and how many of their elements are not finite, by name."""
     for each, scan in zip(parts, scans, strict=True):
         before, bad = found.get(each.entry.name, (0, 0))
-        found[each.entry.name] = before + scan.fingerprint, bad + scan.nonfinite
+        found[each.entry.name] = (before + scan.fingerprint) & MASK, bad + scan.nonfinite
 
 
 def not_finite_here(name: str, count: int) -> InvalidWeightsError:
     """The error of a rank whose part of a tensor holds `count` values that are not finite."""
     return not_finite(name, count, " in this rank's part")
-
-
-def flat_box(local: Any, boxes: Sequence[Box], number: int) -> Any:
-    """The elements of one of the boxes that a local tensor is made of, in order."""
-    if len(boxes) > 1:
-        for dim in range(local.dim()):
-            sides = sorted({(box.start[dim], box.shape[dim]) for box in boxes})
-            begin = sum(size for start, size in sides if start < boxes[number].start[dim])
-            local = local.narrow(dim, begin, boxes[number].shape[dim])
-    return flat_of(local)
 
 
 class PartScanner:
@@ -205,7 +185,12 @@ class PartScanner:
         if not parts:
             return []
         if device.type == "cpu" or not has_triton():
-            return part_scans([self._input(*each, device) for each in zip(parts, addresses, strict=True)])
+            from refitd_client.fingerprint.device import bits_at
+
+            sizes = [(each.nbytes // (width := width_of(each.entry.dtype)), width) for each in parts]
+            return self.scan_flats(
+                parts, [bits_at(at, *size, device) for at, size in zip(addresses, sizes, strict=True)]
+            )
         rest = iter(self._list(parts, list(addresses), device).begin()())
         found: list[Scan] = []
         for part in parts:
@@ -214,29 +199,30 @@ class PartScanner:
             found.append(Scan(prints, sum(each.nonfinite for each in some)))
         return found
 
+    def scan_flats(self, parts: Sequence[SentPart], flats: Sequence[Any]) -> list[Scan]:
+        """The same of parts whose elements are in these tensors, in the published dtype."""
+        from refitd_client.fingerprint.device import INTEGERS
+
+        return part_scans(
+            [
+                PartInput(flat.view(INTEGERS[width_of(each.entry.dtype)]), each.rows, self._rule(each))
+                for each, flat in zip(parts, flats, strict=True)
+            ]
+        )
+
     def _list(self, parts: Sequence[SentPart], addresses: list[int], device: Any) -> "StripScan":
+        from refitd_client.fingerprint.batch import MemoryStrip, StripScan
+
         kept = self._kept
         if kept is None or kept[0] is not parts or kept[1] != addresses:
-            from refitd_client.fingerprint.batch import StripScan
-
-            strips = [strip for each in zip(parts, addresses, strict=True) for strip in self._strips(*each)]
+            strips: list[MemoryStrip] = []
+            for part, address in zip(parts, addresses, strict=True):
+                at, width = address, width_of(part.entry.dtype)
+                for rows in part.rows:
+                    strips.append(MemoryStrip(at, width, rows, rows.width, 1, self._rule(part)))
+                    at += rows.count * width
             kept = self._kept = parts, addresses, StripScan(strips, device)
         return kept[2]
 
-    def _strips(self, part: SentPart, address: int) -> "list[MemoryStrip]":
-        from refitd_client.fingerprint.batch import MemoryStrip
-
-        width, found = width_of(part.entry.dtype), list[MemoryStrip]()
-        for rows in part.rows(width):
-            found.append(MemoryStrip(address, width, rows, rows.width, 1, self._rule(part)))
-            address += rows.count * width
-        return found
-
-    def _input(self, part: SentPart, address: int, device: Any) -> PartInput:
-        from refitd_client.fingerprint.device import bits_at
-
-        width = width_of(part.entry.dtype)
-        return PartInput(bits_at(address, part.nbytes // width, width, device), part.rows(width), self._rule(part))
-
-    def _rule(self, part: SentPart) -> Rule:
+    def _rule(self, part: SentPart) -> Any:
         return rule_of(part.entry.dtype) if self._check_finite else NO_RULE

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from refitd_client.bucket.objects import require_folder
 from refitd_client.contract.naming import Order, version_folder
@@ -26,79 +26,51 @@ from refitd_client.sharded.holdings import NamingOptions, compare_samples
 from refitd_client.sharded.layout import AgreedLayout, Claim, lay_out
 from refitd_client.sharded.orders import FailedReply, Opening, PublishedOutcome, RankOrder, RankReply, RefusedOutcome
 from refitd_client.sharded.rank_group import RankGroup, portable, portable_service_error, succeeded
-from refitd_client.sharded.shared_export import LentLayout
-from refitd_client.sharded.shared_shards import ShadowCount, SharedShards
+from refitd_client.sharded.shared_shards import LeadState, SharedShards
 from refitd_client.transport.sending import SEND_SECONDS
 from refitd_client.write.content import Content, casts_for
 from refitd_client.write.plan import index_json
 
 _log = logging.getLogger("refitd_client")
-
-
-class RankZeroPublisher(Protocol):
-    """What takes the run, and commits what all ranks hold."""
-
-    @property
-    def root(self) -> Path:
-        """Where the run's folder lies."""
-        ...
-
-    def publish(self, weights: Content, call: PublishCall) -> Publication: ...
-
-    def close(self) -> None: ...
+T = TypeVar("T")
 
 
 class Lead:
-    """Rank 0's state from one publication to the next. `publisher` holds the run and commits versions."""
+    """Rank 0's part. `publisher` holds the run and commits versions, as for one process."""
 
-    def __init__(self, rank_group: RankGroup, publisher: RankZeroPublisher, options: PublishOptions) -> None:
+    def __init__(self, publisher: Any, rank_group: RankGroup, follower: Follower, options: PublishOptions) -> None:
         self.publisher = publisher
-        self._rank_group = rank_group
+        self.state = LeadState(publisher.root, rank_group, follower)
         self._options = options
         self._base = options.base()
         self._agreed: AgreedLayout | None = None
-        self._needs_told = set[str]()
-        self.shadow_count = ShadowCount()
-        self._lent = LentLayout()
 
-    def publish(self, opening: Opening | FailedReply, follower: Follower, call: PublishCall) -> Publication:
+    def publish(self, opening: Opening | FailedReply, call: PublishCall) -> Publication:
         """Lead a publication, and tell all ranks how it ended."""
+        group = self.state.rank_group
         try:
-            doing = f"come to publish step {call.step}"
-            openings: list[Opening | FailedReply] = self._rank_group.hear_all(opening, doing)
-            content = self._content(openings, follower)
+            content = self._content(group.hear_all(opening, f"come to publish step {call.step}"))
             publication = self.publisher.publish(content, call).committed()
-        except ServiceError as error:
-            if isinstance(error.publication, Publication):
+        except BaseException as error:
+            if isinstance(error, ServiceError) and isinstance(error.publication, Publication):
                 self._tell(error.publication, error)
             else:
-                refuse(self._rank_group, error)
-            raise
-        except BaseException as error:
-            refuse(self._rank_group, error)
+                refuse(group, error)
             raise
         self._tell(publication, None)
         return publication
 
-    def _content(self, openings: Sequence[Opening | FailedReply], follower: Follower) -> Content:
+    def _content(self, openings: Sequence[Opening | FailedReply]) -> Content:
         base = self._base
         inventory: Callable[[], frozenset[str] | None] = (lambda: None) if base is None else base.inventory
         self._agreed = agree(openings, self._agreed, self._options, inventory)
         opened = [each for each in openings if isinstance(each, Opening)]
         shared = SharedShards(
-            root=self.publisher.root,
-            needs_told=self._needs_told,
-            lent=self._lent,
+            lead=self.state,
             agreed=self._agreed,
+            opened=opened,
             known=[each.layout for each in opened],
-            rank_group=self._rank_group,
-            answer=follower.answer,
-            export=follower.export,
             fingerprinted=self._options.fingerprints,
-            shadow_count=self.shadow_count,
-            shadow_numbers=[each.shadow for each in opened],
-            are_on_gpus=all(each.is_on_gpu for each in opened),
-            places=[each.place for each in opened if each.place is not None],
         )
         companions = [] if base is None else base.companions
         return Content(weights=shared, index=index_json(shared.tensors), companions=companions)
@@ -110,10 +82,10 @@ class Lead:
         outcome = PublishedOutcome(
             publication=replace(publication, facts=facts, connection=None),
             error=None if error is None else portable_service_error(error),
-            shadow=self.shadow_count.number,
+            shadow=self.state.shadow_count.number,
         )
         try:
-            self._rank_group.tell_all([outcome] * self._rank_group.size)
+            self.state.rank_group.tell_all([outcome] * self.state.rank_group.size)
         except RankLostError as lost:  # the version stands; the next publication says which rank is missing
             _log.warning("step %d is published, but not all ranks heard of it: %s", publication.step, lost)
 
@@ -184,11 +156,7 @@ class RankSettings:
 
 
 def require_same_settings(ranks: Sequence[RankSettings]) -> None:
-    """Hold what each rank was opened with against rank 0.
-
-    Raises:
-        PublishError: one was opened with something else.
-    """
+    """Hold what each rank was opened with against rank 0. Raises PublishError: one was opened with something else."""
     first = ranks[0]
     for rank, settings in enumerate(ranks):
         for name in ("run", "root", "max_shard_bytes"):
@@ -230,49 +198,10 @@ def _marks(root: Path) -> frozenset[str]:
     return frozenset({str(number), name} if name else {str(number)})
 
 
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedRank:
-    """A rank that could open its publisher. `take` takes the run; rank 0 alone calls it."""
-
-    settings: RankSettings
-    take: Callable[[], Lead]
-
-
-def join(group: RankGroup, prepare: Callable[[], PreparedRank]) -> Lead | None:
-    """Prepare each rank, and take the run on rank 0.
-
-    Returns:
-        Rank 0's part, on rank 0.
-
-    Raises:
-        PublishError: ranks were opened with different settings, or rank 0 cannot take the run.
-        RankLostError: a rank is gone, or did not come.
-        Exception: what one rank's `prepare` raised, on every rank.
-    """
-    if group.rank != 0:
-        group.tell(_attempted(lambda: prepare().settings))
-        if isinstance(answer := group.hear(), RefusedOutcome):
-            raise answer.error
-        return None
-    ready = _attempted(prepare)
+def _attempted(do: Callable[[], T]) -> T | FailedReply:
+    """The result; why there is none, as rank 0 is told of arguments that cannot be: it waits for all."""
     try:
-        prepared, *others = succeeded(group.hear_all(ready, "open its publisher"))
-        require_same_settings([prepared.settings, *others])
-        lead = prepared.take()
-    except Exception as error:
-        refuse(group, error)
-        raise
-    group.tell_all([None] * group.size)
-    return lead
-
-
-def _attempted(prepare: Callable[[], T]) -> T | FailedReply:
-    """What `prepare` returns; why it does not, as rank 0 is told of arguments that cannot be."""
-    try:
-        return prepare()
+        return do()
     except Exception as error:
         return FailedReply(error=portable(error), is_argument=True)
 
@@ -288,14 +217,13 @@ class RankPublisher:
         process_group: Any,
         options: PublishOptions,
         *,
-        take: Callable[..., RankZeroPublisher],
+        take: Callable[..., Any],
     ) -> None:
         """Take a run, on all ranks together. Raises as `WeightPublisher`, on every rank.
 
-        `take` makes what takes the run on rank 0, by the first three arguments and options.
-        Digests are shared out by file: with more ranks than files some ranks have none to do.
+        `take` makes the publisher of one process, which takes the run on rank 0, by the first three arguments and
+        options.
         """
-        self._run = run
         self._connection: Connection | None = None
         self._lead: Lead | None = None
         self._rank_group = RankGroup(process_group, options.rank_timeout)  # by it all hear what is wrong on one rank
@@ -305,7 +233,7 @@ class RankPublisher:
         self._folder: Path
         self._follower: Follower
 
-        def prepare() -> PreparedRank:
+        def prepare() -> RankSettings:
             options.check(service_url)
             if is_bucket_url(os.fspath(root)):
                 raise ValueError("ranks publish into a folder; a service there can push it to the store (--push)")
@@ -319,20 +247,36 @@ class RankPublisher:
             self._folder = Path(root).absolute() / run
             self._follower = Follower(self._folder, naming, self.rank, self._rank_group.size, options)
             self._held.callback(self._follower.close)
+            return RankSettings.of(root, run, options.max_shard_bytes)
 
-            def begin() -> Lead:
-                plain = replace(options, dtype=None, rename=None, fingerprints=None, shadow="stream")
-                publisher = take(root, run, service_url, plain)
-                self._held.callback(publisher.close)
-                return Lead(self._rank_group, publisher, options)
-
-            return PreparedRank(settings=RankSettings.of(root, run, options.max_shard_bytes), take=begin)
+        def take_run() -> Lead:
+            plain = replace(options, dtype=None, rename=None, fingerprints=None, shadow="stream")
+            publisher = take(root, run, service_url, plain)
+            self._held.callback(publisher.close)
+            return Lead(publisher, self._rank_group, self._follower, options)
 
         try:
-            self._lead = join(self._rank_group, prepare)
+            self._lead = self._join(_attempted(prepare), take_run)
         except BaseException:
             self.close()
             raise
+
+    def _join(self, mine: RankSettings | FailedReply, take_run: Callable[[], Lead]) -> Lead | None:
+        """Hold the ranks' settings against each other, and take the run on rank 0. Raises what fails on one rank."""
+        group = self._rank_group
+        if self.rank != 0:
+            group.tell(mine)
+            if isinstance(answer := group.hear(), RefusedOutcome):
+                raise answer.error
+            return None
+        try:
+            require_same_settings(succeeded(group.hear_all(mine, "open its publisher")))
+            lead = take_run()
+        except Exception as error:
+            refuse(group, error)
+            raise
+        group.tell_all([None] * group.size)
+        return lead
 
     @property
     def rank(self) -> int:
@@ -355,8 +299,7 @@ class RankPublisher:
         self._rank_group.require_whole()
         with self._call():
             try:
-                opening = self._open(weights, call)
-                return self._follow(opening, call.step) if self._lead is None else self._led(self._lead, opening, call)
+                return self._published(weights, call)
             except Exception as error:
                 self._follower.forget()
                 is_published = isinstance(error, ServiceError) and error.publication is not None
@@ -370,6 +313,18 @@ class RankPublisher:
             finally:
                 self._follower.release()
 
+    def _published(self, weights: Any, call: PublishCall) -> Publication:
+        checked = _attempted(lambda: call.checked(self._connection, of_ranks=True))
+        if isinstance(checked, FailedReply):
+            opening: Opening | FailedReply = checked
+        else:
+            opening, call = self._follower.open(weights, checked), checked
+        if self._lead is None:
+            return self._follow(opening, call.step)
+        publication = self._lead.publish(opening, replace(call, sharded=None))
+        self._follower.shadow.keep_only(self._lead.state.shadow_count.number)
+        return publication
+
     @contextmanager
     def _call(self) -> Generator[None, None, None]:
         with self._turn.of("publish"):
@@ -379,19 +334,6 @@ class RankPublisher:
                 if self._turn.is_ending:
                     self._held.close()
                     self._turn.is_ending = False
-
-    def _open(self, weights: Any, call: PublishCall) -> Opening | FailedReply:
-        """What this rank comes with. Arguments that cannot be are told to rank 0, too, because it waits for all."""
-        try:
-            call = call.checked(self._connection, of_ranks=True)
-        except Exception as error:
-            return FailedReply(error=portable(error), is_argument=True)
-        return self._follower.open(weights, call)
-
-    def _led(self, lead: Lead, opening: Opening | FailedReply, call: PublishCall) -> Publication:
-        publication = lead.publish(opening, self._follower, replace(call, sharded=None))
-        self._follower.shadow.keep_only(lead.shadow_count.number)
-        return publication
 
     def _follow(self, opening: Opening | FailedReply, step: int) -> Publication:
         reply: Opening | RankReply = opening

@@ -1,176 +1,49 @@
-"""One rank's copy of the parts that it compares, from one version to the next.
+"""Deltas of several ranks: each has a copy of the parts that it writes (`RankShadow`), and rank 0 asks all of them.
 
-As a rule a rank compares what it writes, so that each element is compared once, whichever ranks hold it. What is
-redistributed before it is written is compared where it is: indices are translated, and no collective is needed.
+So each element is compared once, whichever ranks hold it. A part is compared as a tensor of its own, by the same
+shadows as one process has (`delta/shadow.py`). A GPU says what changed by the whole tensor's indices, and what that
+adds to its fingerprint. Both is computed here of parts in host memory.
 
-A part is compared as a tensor of its own, by the same shadows as one process has (`delta/shadow.py`). A GPU says what
-changed by the whole tensor's indices, and what that adds to its fingerprint. Both is computed here of parts in host
-memory.
+Rank 0 numbers each shadow (`SharedShadows`). Every opening says which one a rank has, and every outcome which one
+stands: so a rank that has lost its copy, or kept one of a version that was given up, is never asked to compare with it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
-from math import prod
 from threading import Event
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from refitd_client.checkpoint.finite import rule_of
-from refitd_client.delta.change import MANY_CHANGES, DeltaRules, Indices, elements_of, in_a_row, index_type
-from refitd_client.delta.shadow import ChangedElements, ShadowDiff, Shadows
+from refitd_client.delta.change import MANY_CHANGES, DeltaRules, Indices, in_a_row
+from refitd_client.delta.shadow import OTHERS, ChangedElements, ShadowDiff, Shadows
 from refitd_client.errors import PublishError
-from refitd_client.fingerprint import Bits, width_of
+from refitd_client.fingerprint import Bits
 from refitd_client.fingerprint.host import MASK, shifts_of
 from refitd_client.fingerprint.tensors import CASTS_BYTES, PartInput, PartPlace, part_scans
 from refitd_client.lanes import in_lanes, lanes_for
 from refitd_client.sharded.holdings import Holding
-from refitd_client.sharded.layout import (
-    Box,
-    BoxHolder,
-    Claim,
-    ShardedLayout,
-    WholeTensor,
-    WritePart,
-    shared_out,
-    tile,
-)
+from refitd_client.sharded.layout import ranks_named
 from refitd_client.sharded.orders import (
     ChangesReply,
     CompareOrder,
+    FailedReply,
     GatherOrder,
     KeepOrder,
     PackedChanges,
-    ShadowOrder,
+    RankOrder,
 )
-from refitd_client.sharded.parts import SentPart, flat_box, sent_parts
-from refitd_client.tensors import Casts, TensorSource, entry_of, refused, torch_source
+from refitd_client.sharded.parts import SentPart, entries_of, flat_part
+from refitd_client.sharded.rank_group import error_of_rank
+from refitd_client.tensors import Casts, TensorSource, torch_source
 from refitd_client.write.plan import changes_not_finite
 
-
-def compared_parts(claims: Sequence[Sequence[Claim]], layout: ShardedLayout) -> list[list[WritePart]]:
-    """The parts that each rank compares: those that it writes, or of what is redistributed those that it holds.
-
-    Raises:
-        InvalidWeightsError: ranks hold a tensor in ways that do not fit each other before it is redistributed.
-    """
-    found: dict[str, list[tuple[int, Claim]]] = {}
-    for rank, own in enumerate(claims):
-        for claim in own:
-            if claim.name in layout.locations:
-                found.setdefault(claim.name, []).append((rank, claim))
-    moved = {name: own for name, own in found.items() if any(claim.held is not None for _, claim in own)}
-    parts = [[part for part in own if part.name not in moved] for own in layout.parts]
-    wholes = [_as_held(name, own, len(claims)) for name, own in moved.items()]
-    return [own + more for own, more in zip(parts, shared_out(wholes, len(claims)), strict=True)]
-
-
-def _as_held(name: str, claims: Sequence[tuple[int, Claim]], ranks: int) -> WholeTensor:
-    first = claims[0][1]
-    holders: dict[Box, list[BoxHolder]] = {}
-    for rank, claim in claims:
-        for number, box in enumerate(claim.held_boxes):
-            holders.setdefault(box, []).append(BoxHolder(rank, number))
-    if not tile(holders, first.shape):
-        raise refused(name, 'is sharded in several ways, by which it cannot be compared: publish with transport="disk"')
-    entry = entry_of(name, first.dtype, first.shape)
-    return WholeTensor(entry=entry, shape=first.shape, holders=holders, memories=(None,) * ranks, second=False)
-
-
-@dataclass(frozen=True)
-class IndexMap:
-    """Where the elements `begin` to `end` of a box, counted from `begin`, lie in the whole tensor of a `shape`.
-
-    Row-major order in the box is that in the tensor: what is in strict order here is in strict order there.
-    """
-
-    box: Box
-    shape: tuple[int, ...]
-    begin: int
-    end: int
-
-    @cached_property
-    def _sides(self) -> list[tuple[int, int, int]]:
-        """Start, size and whole size along each dimension, the innermost first. Those that lie together are one."""
-        sides = [(0, 1, 1)]
-        each = zip(reversed(self.box.start), reversed(self.box.shape), reversed(self.shape), strict=True)
-        for start, size, full in each:
-            _, inner, whole = sides[-1]
-            if inner == whole:
-                sides[-1] = start * whole, size * whole, full * whole
-            else:
-                sides.append((start, size, full))
-        return sides
-
-    @property
-    def kind(self) -> type[np.uint32] | type[np.uint64]:
-        return index_type(prod(self.shape))
-
-    def to_whole(self, at: Indices, out: Indices) -> None:
-        """Translate indices of the part into those of the whole tensor.
-
-        Args:
-            out: where they go, an array of `kind`.
-        """
-        sides = self._sides
-        if len(sides) == 1:
-            np.add(at, self.begin + sides[0][0], out=out, dtype=out.dtype, casting="unsafe")
-            return
-        rest, found, stride = at.astype(np.uint64) + np.uint64(self.begin), np.zeros(len(at), np.uint64), 1
-        for number, (start, size, full) in enumerate(sides):
-            index = rest
-            if number < len(sides) - 1:
-                outer = rest // np.uint64(size)
-                index, rest = rest - outer * np.uint64(size), outer
-            found += (index + np.uint64(start)) * np.uint64(stride)
-            stride *= full
-        out[:] = found
-
-    def to_part(self, at: Indices) -> tuple[NDArray[np.bool_], Indices]:
-        """Which of some indices of the whole tensor lie in the part, and where there."""
-        rest, local, stride = at.astype(np.uint64), np.zeros(len(at), np.uint64), 1
-        inside = np.ones(len(at), np.bool_)
-        sides = self._sides
-        for number, (start, size, full) in enumerate(sides):
-            index = rest
-            if number < len(sides) - 1:
-                outer = rest // np.uint64(full)
-                index, rest = rest - outer * np.uint64(full), outer
-            inside &= (index >= np.uint64(start)) & (index < np.uint64(start + size))
-            local += (index - np.uint64(start)) * np.uint64(stride)  # wraps round where it is outside
-            stride *= size
-        inside &= (local >= np.uint64(self.begin)) & (local < np.uint64(self.end))
-        return inside, local[inside] - np.uint64(self.begin)
-
-
-def join(pieces: Sequence[tuple[Indices, Bits]], indices: Indices, values: Bits) -> None:
-    """Put the pieces of one tensor together, in strict order.
-
-    Args:
-        pieces: indices and bits. Each is in strict order, and no two have an index in common.
-    """
-    ordered = sorted((piece for piece in pieces if len(piece[0])), key=lambda piece: int(piece[0][0]))
-    np.concatenate([piece[0] for piece in ordered], out=indices)
-    np.concatenate([piece[1] for piece in ordered], out=values)
-    follow = all(one[0][-1] < other[0][0] for one, other in pairwise(ordered))
-    if not follow:
-        order = np.argsort(indices, kind="stable")  # stable: it merges runs that are in order already
-        indices[:], values[:] = indices[order], values[order]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparedPart:
-    """A part of a tensor, and where its elements lie in the whole one."""
-
-    sent: SentPart
-    map: IndexMap
-
-    @property
-    def name(self) -> str:
-        return self.sent.entry.name
+if TYPE_CHECKING:
+    from refitd_client.sharded.shared_shards import SharedShards
 
 
 class RankShadow:
@@ -181,7 +54,7 @@ class RankShadow:
         self._number = 0
         self._stream = stream
         self._check_finite = check_finite
-        self._parts: list[ComparedPart] = []
+        self._parts: list[SentPart] = []
         self._shadows: Shadows | None = None
         self._sums: dict[str, int] = {}
         self._devices: dict[str, str] = {}
@@ -208,41 +81,34 @@ class RankShadow:
                 source.held.value = None
         self._sources = []
 
-    def answer(self, order: ShadowOrder, holdings: Mapping[str, Holding]) -> ChangesReply:
-        """Carry an order out.
+    def keep(self, number: int, parts: Sequence[SentPart], holdings: Mapping[str, Holding]) -> ChangesReply:
+        """Copy the parts, as shadow `number`."""
+        self.drop()  # before the new copy is made: there need not be room for both
+        self._parts = sorted(parts, key=lambda each: (each.entry.name, each.part.box, each.part.begin))
+        sources = self._read(holdings)
+        places = {_key(number): PartPlace(part.rows, part.elements) for number, part in enumerate(self._parts)}
+        self._shadows = Shadows(sources, stream=self._stream, parts=places)
+        self._sums, _ = self._scanned(sources)
+        self._devices, self._number = _devices(holdings), number
+        return ChangesReply(shifts=self._sums)
+
+    def answer(self, order: CompareOrder | GatherOrder, holdings: Mapping[str, Holding]) -> ChangesReply:
+        """Compare the parts with the copy, or say what is in it.
 
         Raises:
             InvalidWeightsError: a changed element is NaN or infinite, and such weights are to be refused.
             PublishError: this rank has no such copy.
         """
-        if isinstance(order, KeepOrder):
-            return self._keep(order, holdings)
         if self._shadows is None or order.number != self._number:
             raise PublishError("this rank has no copy of the version that it is to compare with")
-        if isinstance(order, CompareOrder):
-            return self._compare(self._shadows, order.most, holdings)
-        return self._gather(self._shadows, order)
+        if isinstance(order, GatherOrder):
+            return self._gather(self._shadows, order)
+        return self._compare(self._shadows, order, holdings)
 
-    def _keep(self, order: KeepOrder, holdings: Mapping[str, Holding]) -> ChangesReply:
-        self.drop()  # before the new copy is made: there need not be room for both
-        claims = [replace(each.claim, boxes=each.claim.held_boxes) for each in holdings.values()]
-        by_name = {claim.name: claim for claim in claims}
-        ordered = sorted(order.parts, key=lambda part: (part.name, part.box, part.begin))
-        sent, _ = sent_parts(ordered, claims)
-        for each in sent:
-            part, claim = each.part, by_name[each.part.name]
-            whole = IndexMap(box=claim.boxes[part.box], shape=claim.shape, begin=part.begin, end=part.end)
-            self._parts.append(ComparedPart(sent=each, map=whole))
+    def _compare(self, shadows: Shadows, order: CompareOrder, holdings: Mapping[str, Holding]) -> ChangesReply:
         sources = self._read(holdings)
-        self._shadows = Shadows(sources, stream=self._stream, parts=self._places())
-        self._sums, _ = self._scanned(sources)
-        self._devices, self._number = _devices(holdings), order.number
-        return ChangesReply(shifts=self._sums)
-
-    def _compare(self, shadows: Shadows, most: int, holdings: Mapping[str, Holding]) -> ChangesReply:
-        sources = self._read(holdings)
-        diff = shadows.find(sources, most)
-        if diff.count > most:
+        diff = shadows.find(sources, order.most)
+        if diff.count > order.most:
             before = self._sums
             self._sums, bad = self._scanned(sources)
             moved = ((name, (found - before[name]) & MASK) for name, found in self._sums.items())
@@ -260,40 +126,25 @@ class RankShadow:
         local: dict[str, Indices] = {}
         whole: dict[str, Indices] = {}
         for number, part in enumerate(self._parts):
-            if (wanted := order.wanted.get(part.name)) is not None:
-                inside, at = part.map.to_part(wanted)
+            if (wanted := order.wanted.get(part.entry.name)) is not None:
+                inside, at = part.to_part(wanted)
                 if len(at):
-                    local[_key(number)], whole[_key(number)] = at, wanted[inside]
+                    local[_key(number)], whole[_key(number)] = at, inside
         packed = [
             PackedChanges(
-                names=[self._parts[int(key)].name],
-                counts=[len(values)],
-                indices=whole[key],
-                values=values,
+                names=[self._parts[int(key)].entry.name], counts=[len(values)], indices=whole[key], values=values
             )
             for key, values in shadows.gather(local).items()
         ]
         return ChangesReply(packed=packed)
 
-    def _places(self) -> dict[str, PartPlace]:
-        """Where the parts lie in the whole tensors."""
-        found: dict[str, PartPlace] = {}
-        for number, part in enumerate(self._parts):
-            entry = part.sent.entry
-            strips, elements = part.sent.rows(width_of(entry.dtype)), elements_of(entry.dtype, entry.shape)
-            found[_key(number)] = PartPlace(strips, elements)
-        return found
-
     def _read(self, holdings: Mapping[str, Holding]) -> list[TensorSource]:
         """The parts as tensors of their own, in order. They are views where the published dtype is the trainer's."""
         self.release()
-        flat: tuple[tuple[str, int], Any] = ("", 0), None
         for number, part in enumerate(self._parts):
-            holding, own = holdings[part.name], part.sent.part
-            if flat[0] != (part.name, own.box) or flat[1] is None:
-                flat = (part.name, own.box), flat_box(holding.plain(), holding.claim.held_boxes, own.box)
+            holding = holdings[part.entry.name]
             casts = Casts((("*", holding.claim.dtype),))
-            self._sources.append(torch_source(_key(number), flat[1][own.begin : own.end], casts))
+            self._sources.append(torch_source(_key(number), flat_part(holding, part.part), casts))
         return self._sources
 
     def _scanned(self, sources: Sequence[TensorSource]) -> tuple[dict[str, int], dict[str, int]]:
@@ -305,7 +156,7 @@ class RankShadow:
             inputs = [
                 PartInput(
                     flat_bits(source.tensor()),
-                    self._parts[int(source.entry.name)].sent.rows(width_of(source.entry.dtype)),
+                    self._parts[int(source.entry.name)].rows,
                     rule_of(source.entry.dtype),
                 )
                 for source in batch
@@ -317,53 +168,47 @@ class RankShadow:
 
     def _translated(self, diff: ShadowDiff) -> tuple[dict[str, int], list[PackedChanges]]:
         """What changed, by indices of the whole tensors, and what that adds to the tensors' fingerprints."""
-        kinds: dict[tuple[Any, Any, bool], list[tuple[int, ChangedElements]]] = {}
+        kinds: dict[tuple[Any, Any, bool], list[tuple[SentPart, ChangedElements]]] = {}
         for key, found in sorted(diff.found.items()):
-            kind = self._parts[int(key)].map.kind, found.values.dtype, found.before is None
-            kinds.setdefault(kind, []).append((int(key), found))
+            part = self._parts[int(key)]
+            kinds.setdefault((part.index_type, found.values.dtype, found.before is None), []).append((part, found))
         shifts = self._by_tensor((int(key), shift) for key, shift in diff.shifts.items())
         packed: list[PackedChanges] = []
         for (kind, _, is_whole), pieces in kinds.items():
-            names = [self._parts[part].name for part, _ in pieces]
+            names = [part.entry.name for part, _ in pieces]
             counts = [len(found.indices) for _, found in pieces]
             values = in_a_row([found.values for _, found in pieces])
             if is_whole:
                 indices = in_a_row([found.indices for _, found in pieces])
             else:
-                indices = self._to_whole(pieces, counts, kind)
+                indices = _to_whole(pieces, counts, kind)
                 before = in_a_row([cast("Bits", found.before) for _, found in pieces])
                 for name, shift in zip(names, shifts_of(counts, indices, values, before), strict=True):
                     shifts[name] = (shifts.get(name, 0) + shift) & MASK
             packed.append(PackedChanges(names=names, counts=counts, indices=indices, values=values))
         return shifts, packed
 
-    def _to_whole(self, pieces: Sequence[tuple[int, ChangedElements]], counts: Sequence[int], kind: Any) -> Indices:
-        """The indices of pieces, one after the other, in their whole tensors."""
-        indices = cast("Indices", np.empty(sum(counts), kind))
-        places = [slice(*ends) for ends in pairwise(accumulate(counts, initial=0))]
-
-        def fill(number: int, _: Event) -> None:
-            part, found = pieces[number]
-            self._parts[part].map.to_whole(found.indices, indices[places[number]])
-
-        jobs = [partial(fill, number) for number in range(len(pieces))]
-        in_lanes(jobs, lanes=lanes_for(len(jobs)) if len(indices) >= MANY_CHANGES else 1)
-        return indices
-
     def _by_tensor(self, numbers: Iterable[tuple[int, int]]) -> dict[str, int]:
         """Numbers of parts, added up by tensor."""
         sums: dict[str, int] = {}
         for number, each in numbers:
-            name = self._parts[number].name
+            name = self._parts[number].entry.name
             sums[name] = (sums.get(name, 0) + each) & MASK
         return sums
 
 
-def unpacked(packed: Iterable[PackedChanges]) -> Iterator[tuple[str, Indices, Bits]]:
-    """The pieces: tensor, indices and bits of each."""
-    for each in packed:
-        for name, (begin, end) in zip(each.names, pairwise(accumulate(each.counts, initial=0)), strict=True):
-            yield name, each.indices[begin:end], each.values[begin:end]
+def _to_whole(pieces: Sequence[tuple[SentPart, ChangedElements]], counts: Sequence[int], kind: Any) -> Indices:
+    """The indices of pieces, one after the other, in their whole tensors."""
+    indices = cast("Indices", np.empty(sum(counts), kind))
+    places = [slice(*ends) for ends in pairwise(accumulate(counts, initial=0))]
+
+    def fill(number: int, _: Event) -> None:
+        part, found = pieces[number]
+        part.to_whole(found.indices, indices[places[number]])
+
+    jobs = [partial(fill, number) for number in range(len(pieces))]
+    in_lanes(jobs, lanes=lanes_for(len(jobs)) if len(indices) >= MANY_CHANGES else 1)
+    return indices
 
 
 def _key(number: int) -> str:
@@ -386,3 +231,123 @@ def _batches(sources: Sequence[TensorSource]) -> Iterator[list[TensorSource]]:
         made += 0 if source.is_view else source.entry.nbytes
     if batch:
         yield batch
+
+
+@dataclass(slots=True)
+class ShadowCount:
+    """How many shadows rank 0 has had, and the number of the one that stands: 0 where none does."""
+
+    made: int = 0
+    number: int = 0
+
+    def begin(self) -> int:
+        self.made, self.number = self.made + 1, 0
+        return self.made
+
+
+class SharedShadows:
+    """The shadow of a version, as rank 0 sees it (`delta.shadow.VersionShadows`). `fingerprints` are those of the whole
+    tensors. What it asks of ranks raises PublishError: a rank could not, or is lost.
+    """
+
+    def __init__(self, shards: "SharedShards") -> None:
+        """Have every rank copy its parts."""
+        self._shards, self._count = shards, shards.lead.shadow_count
+        self._layout = shards.agreed.number
+        self._names = [{part.name for part in own} for own in shards.agreed.layout.parts]
+        self._number = self._count.begin()
+        orders = [KeepOrder(number=self._number, task=shards.task_of(rank)) for rank in range(shards.ranks)]
+        self.fingerprints = {entry.name: 0 for entry in entries_of(shards.agreed.layout)}
+        self._add(self._asked(orders, "copy what it compares"))
+        shards.all_know_the_task()
+        self._count.number = self._number
+
+    def unfit(self, shards: "SharedShards") -> str | None:
+        """Why the ranks cannot compare; None where every rank has the copy, and holds the same parts as then."""
+        if shards.agreed.number != self._layout:
+            return OTHERS
+        without = [rank for rank, opened in enumerate(shards.opened) if opened.shadow != self._number]
+        if not without:
+            return None
+        has = "has" if len(without) == 1 else "have"
+        return f"nothing to compare with: {ranks_named(without)} {has} no copy of the last version"
+
+    def find(self, shards: "SharedShards", most: int) -> ShadowDiff:
+        """As `Shadow.find`, of all ranks. A value that is not finite is refused by the rank that has it."""
+        self._shards = shards
+        replies = self._asked([CompareOrder(number=self._number, most=most)] * shards.ranks, "compare its part")
+        self._add(replies)
+        count = sum(reply.count for reply in replies)
+        return ShadowDiff(count=count) if count > most else ShadowDiff(count=count, found=_joined(replies))
+
+    def gather(self, wanted: Mapping[str, Indices]) -> dict[str, Bits]:
+        """As `Shadow.gather`, of all ranks."""
+        if not wanted:
+            return {}
+        orders = [
+            GatherOrder(number=self._number, wanted={name: at for name, at in wanted.items() if name in names})
+            for names in self._names
+        ]
+        found = _joined(self._asked(orders, "read its copy"))
+        if any(name not in found or len(found[name].indices) != len(at) for name, at in wanted.items()):
+            raise PublishError("the ranks' copies together are not those of whole tensors")
+        return {name: found[name].values for name in wanted}
+
+    def close(self) -> None:
+        """Say that it does not stand any more. Ranks free their copies when they hear how the publication ended."""
+        if self._count.number == self._number:
+            self._count.number = 0
+
+    def _add(self, replies: Sequence[ChangesReply]) -> None:
+        for reply in replies:
+            for name, shift in reply.shifts.items():
+                self.fingerprints[name] = (self.fingerprints[name] + shift) & MASK
+
+    def _asked(self, orders: Sequence[RankOrder], doing: str) -> list[ChangesReply]:
+        found: list[ChangesReply] = []
+        for rank, reply in enumerate(self._shards.ask(orders, doing)):
+            if isinstance(reply, FailedReply):
+                raise error_of_rank(rank, reply.error) from reply.error
+            if not isinstance(reply, ChangesReply):
+                raise PublishError(f"rank {rank} says {reply!r}: do all ranks run one refitd?")
+            found.append(reply)
+        return found
+
+
+def _joined(replies: Sequence[ChangesReply]) -> dict[str, ChangedElements]:
+    """The changes of whole tensors, in order of name: one behind the other, so that they are written in few pieces."""
+    pieces: dict[str, list[tuple[Indices, Bits]]] = {}
+    for packed in (packed for reply in replies for packed in reply.packed):
+        ends = pairwise(accumulate(packed.counts, initial=0))
+        for name, (begin, end) in zip(packed.names, ends, strict=True):
+            pieces.setdefault(name, []).append((packed.indices[begin:end], packed.values[begin:end]))
+    kinds: dict[tuple[Any, Any], list[str]] = {}
+    for name in sorted(pieces):
+        indices, values = pieces[name][0]
+        kinds.setdefault((indices.dtype, values.dtype), []).append(name)
+    found: dict[str, ChangedElements] = {}
+    for types, names in kinds.items():
+        ends = [0, *accumulate(sum(len(indices) for indices, _ in pieces[name]) for name in names)]
+        rooms: list[NDArray[Any]] = [np.empty(ends[-1], kind) for kind in types]
+        for name, (begin, end) in zip(names, pairwise(ends), strict=True):
+            indices, values = (room[begin:end] for room in rooms)
+            found[name] = ChangedElements(indices=indices, values=values)
+
+    def put_together(name: str, _: Event) -> None:
+        join(pieces[name], found[name].indices, found[name].values)
+
+    jobs = [partial(put_together, name) for name in sorted(pieces, key=lambda name: -len(found[name].indices))]
+    in_lanes(jobs, lanes=lanes_for(len(jobs)))
+    return {name: found[name] for name in sorted(found)}
+
+
+def join(pieces: Sequence[tuple[Indices, Bits]], indices: Indices, values: Bits) -> None:
+    """Put the pieces of one tensor together, in strict order: into `indices` and `values`. Each piece is in strict
+    order, and no two have an index in common.
+    """
+    ordered = sorted((piece for piece in pieces if len(piece[0])), key=lambda piece: int(piece[0][0]))
+    np.concatenate([piece[0] for piece in ordered], out=indices)
+    np.concatenate([piece[1] for piece in ordered], out=values)
+    if not all(one[0][-1] < other[0][0] for one, other in pairwise(ordered)):
+        order = np.argsort(indices, kind="stable")  # stable: it merges runs that are in order already
+        indices[:], values[:] = indices[order], values[order]

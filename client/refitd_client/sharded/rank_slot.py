@@ -6,9 +6,9 @@
     a lane           looks how far all ranks have come, and has this rank's blocks of the files digested
     the other lanes  digest them
 
-So files are digested while they are written, though several ranks write into a block. What ranks say of their progress
-is waited for, and when rank 0 has heard that all have copied everything, nothing is. All ranks are on one host: only
-there the pages of a tmpfs are the same for all.
+So files are digested while they are written, though several ranks write into a block: ranks go through the files alike,
+so that such blocks are whole early. What ranks say of their progress is waited for, and when rank 0 has heard that all
+have copied everything, nothing is. All ranks are on one host: only there the pages of a tmpfs are the same for all.
 
     <run>/.incoming-<unique>/.progress    a row for each rank, in their order, of one unsigned number of 8 bytes,
                                           little-endian, for each shard in the order of their names: of the shard's
@@ -20,16 +20,17 @@ before the version gets its name, and what a crash leaves of it goes with its fo
 
 import os
 import sys
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
+from operator import is_
 from pathlib import Path
 from struct import pack, unpack
 from threading import Event
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
-from refitd_client.contract.manifest import BLOCK, digest_of_block
+from refitd_client.contract.manifest import BLOCK, blocks, digest_of_block
 from refitd_client.contract.naming import STAGING_PROGRESS
 from refitd_client.errors import PublishError
 from refitd_client.files import durable
@@ -37,24 +38,24 @@ from refitd_client.files.durable import Mapped, Mappings
 from refitd_client.files.plain_file import open_folder, open_plain
 from refitd_client.lanes import Lanes
 from refitd_client.sharded.holdings import Holding, gpu_of
-from refitd_client.sharded.layout import Claim
+from refitd_client.sharded.layout import Claim, Location
 from refitd_client.sharded.orders import RankTask
-from refitd_client.sharded.parts import PartScanner, each_part, not_finite_here, published
-from refitd_client.sharded.slot_plan import Scans, SlotPart, SlotPiece, SlotPlan, blocks_of, made_plan
+from refitd_client.sharded.parts import PartScanner, SentPart, add_scans, lying, not_finite_here, published, sent_parts
+from refitd_client.transport.schedule import Strip, cut
 from refitd_client.write import cuda
 from refitd_client.write.cuda import register
 from refitd_client.write.device_shards import MOST_UNMARKED, CopiesAhead
 from refitd_client.write.version_folder import open_recycled
 
-_NUMBER_BYTES = 8  # bytes
+_NUMBER_BYTES = 8
+_COPIED_LOOK_SECONDS = 0.001  # between two looks at how far all are: a bus brings 55 MB in it
+_MADE_BYTES = 2**28  # of casts that are there at a time to be scanned
+ScansByName = dict[str, tuple[int, int]]
+"""What parts add to each tensor's fingerprint, and how many of their elements are not finite, by name."""
 
 
 def begin_progress(folder: Path, shards: int, ranks: int) -> Path:
-    """Make the file in the folder that the version is written in. It says that nothing is written.
-
-    Raises:
-        OSError: the file cannot be made.
-    """
+    """Make the file in the folder that the version is written in. It says that nothing is written."""
     path = folder / STAGING_PROGRESS
     durable.write_file(path, bytes(ranks * shards * _NUMBER_BYTES))
     return path
@@ -78,11 +79,7 @@ class WriterProgress:
 
 
 def open_progress(folder: int) -> int:
-    """A descriptor of the file in an open folder, for `read_progress` and `WriterProgress`.
-
-    Raises:
-        OSError: there is none, or it cannot be opened.
-    """
+    """A descriptor of the file in an open folder. Raises OSError: there is none, or it is no plain file."""
     return open_plain(STAGING_PROGRESS, os.O_RDWR, within=folder)
 
 
@@ -93,14 +90,148 @@ def read_progress(fd: int, count: int) -> tuple[int, ...]:
     return tuple(min(numbers[shard::count]) for shard in range(count))
 
 
+@dataclass(frozen=True, slots=True)
+class SlotPiece:
+    """Bytes of a part from byte `at` of the part on, which go to a `strip` of their file.
+
+    When it is there, so are all others of this rank that begin before byte `reached` of the file.
+    """
+
+    at: int
+    strip: Strip
+    reached: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotPart:
+    """A part, and its pieces. `file` is the file's number."""
+
+    sent: SentPart
+    file: int
+    pieces: Sequence[SlotPiece]
+
+
+def slot_parts(
+    parts: Sequence[SentPart],
+    locations: Mapping[str, Location],
+    sizes: Sequence[int],
+    *,
+    made: Collection[str] = (),
+    most: int = BLOCK,
+) -> list[SlotPart]:
+    """The parts of a rank in the order of the files, cut into pieces of at most `most` bytes. The tensors `made` come
+    last, since they do not lie as they are published.
+    """
+
+    def turn(each: SentPart) -> tuple[bool, int, int]:
+        where = locations[each.entry.name]
+        return each.entry.name in made, where.file, where.offset
+
+    reached = list(sizes)
+    found: list[SlotPart] = []
+    placed = sorted(parts, key=turn)
+    for each in placed[::-1]:
+        where, at = locations[each.entry.name], 0
+        strips: list[tuple[int, Strip]] = []
+        for strip in each.strips:
+            for piece in cut(strip, most):
+                strips.append((at, piece._replace(begin=where.offset + piece.begin)))
+                at += piece.nbytes
+        pieces: list[SlotPiece] = []
+        for at, piece in reversed(strips):
+            pieces.append(SlotPiece(at, piece, reached[where.file]))
+            reached[where.file] = min(reached[where.file], piece.begin)
+        found.append(SlotPart(each, where.file, pieces[::-1]))
+    return found[::-1]
+
+
+class FileBlock(NamedTuple):
+    """Bytes `begin` to `end` of file number `file`, which are digested together."""
+
+    file: int
+    begin: int
+    end: int
+
+
+def blocks_of(sizes: Sequence[int]) -> list[FileBlock]:
+    """The blocks of files of these sizes. Rank r of n digests every n-th, from the r-th on."""
+    return [FileBlock(file, begin, end) for file, size in enumerate(sizes) for begin, end in blocks(size)]
+
+
+def digests_of_files(sizes: Sequence[int], shares: Sequence[Sequence[bytes]]) -> list[list[bytes]]:
+    """The digests of each file's blocks, from those that each rank has of its own."""
+    found: list[list[bytes]] = [[] for _ in sizes]
+    for number, block in enumerate(blocks_of(sizes)):
+        found[block.file].append(shares[number % len(shares)][number // len(shares)])
+    return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SlotPlan:
+    """What is copied, worked out once for as long as the rank's tensors stay in place.
+
+    `lying` are parts that lie on the GPU as they are published, with their addresses, and `sent` the same alone; `made`
+    are the others, which are cast. `first` is, for each file, the first byte that this rank writes.
+    """
+
+    task: RankTask
+    claims: Sequence[Claim]
+    sizes: Sequence[int]
+    lying: Sequence[tuple[SlotPart, int]]
+    sent: Sequence[SentPart]
+    made: Sequence[SlotPart]
+    first: Sequence[int]
+    device: Any
+
+    @classmethod
+    def of(
+        cls, task: RankTask, claims: Sequence[Claim], sizes: Sequence[int], holdings: Mapping[str, Holding]
+    ) -> "SlotPlan":
+        sent = sent_parts(task.parts, claims)
+        places = {id(each): lying(holdings[each.entry.name], each) for each in sent}
+        made = {each.entry.name for each in sent if places[id(each)] is None}
+        parts = slot_parts(sent, task.locations, sizes, made=made)
+        first = list(sizes)
+        for part in parts:
+            first[part.file] = min([first[part.file], *(piece.strip.begin for piece in part.pieces)])
+        direct = [part for part in parts if part.sent.entry.name not in made]
+        return cls(
+            task=task,
+            claims=claims,
+            sizes=sizes,
+            lying=[(part, places[id(part.sent)].data_ptr()) for part in direct],
+            sent=[part.sent for part in direct],
+            made=[part for part in parts if part.sent.entry.name in made],
+            first=first,
+            device=gpu_of(holdings),
+        )
+
+    def is_of(self, task: RankTask, claims: Sequence[Claim], sizes: Sequence[int]) -> bool:
+        """Whether it holds for these: claims are the very same objects where no tensor has another place."""
+        is_same = task is self.task and sizes == self.sizes and len(claims) == len(self.claims)
+        return is_same and all(map(is_, claims, self.claims))
+
+    def cast_groups(self) -> Iterator[list[SentPart]]:
+        """The parts that are cast, so many that not too much of them is there at a time."""
+        group, nbytes = list[SentPart](), 0
+        for part in self.made:
+            if group and nbytes + part.sent.nbytes > _MADE_BYTES:
+                yield group
+                group, nbytes = [], 0
+            group.append(part.sent)
+            nbytes += part.sent.nbytes
+        if group:
+            yield group
+
+
 class SlotGpu:
     """The streams of one publication, for copies into the slot's pages and for scans beside. Copies have arrived, and
-    scans ended, when it is left. What is made for a copy, as a cast, is made and freed along the copies' stream: its
-    memory is used again only behind the copy.
+    scans ended, when it is left. A cast is made and freed along the copies' stream: its memory is used again only
+    behind the copy.
     """
 
     def __init__(self, device: Any) -> None:
-        """`device` is the GPU. What its current stream computes is waited for."""
+        """`device` is the GPU. The streams wait for what its current stream computes."""
         self._torch: Any = sys.modules["torch"]
         self._device = device
         self._is_by_address = cuda.has_driver()
@@ -111,9 +242,7 @@ class SlotGpu:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for stream in self._streams:
             stream.synchronize()
 
@@ -130,12 +259,7 @@ class SlotGpu:
             yield
 
     def copy(self, address: int, file: Mapped, piece: SlotPiece) -> None:
-        """Begin to copy a piece of a part. In `copying`.
-
-        Args:
-            address: of the part's first byte on the GPU. What was made along this stream may be freed when this
-                returns.
-        """
+        """Begin to copy a piece of a part, whose first byte is at an address on the GPU. In `copying`."""
         is_registered = file.register(partial(register, device=self._device))
         strip, source = piece.strip, address + piece.at
         if is_registered and self._is_by_address:
@@ -157,22 +281,16 @@ class SlotGpu:
         """Return what waits until all copies that were begun have arrived."""
         event = self._torch.cuda.Event(blocking=True)
         event.record(self._streams[0])
-        arrived: Callable[[], None] = event.synchronize
-        return arrived
-
-
-_COPIED_LOOK_SECONDS = 0.001  # between two looks at how far all are: a bus brings 55 MB in it
+        return event.synchronize
 
 
 class SlotCopier:
-    """What a rank keeps from one version in a slot to the next: the files' mappings, and the plan of its copies."""
+    """What a rank keeps from one version in a slot to the next: the files' mappings, and the plan of its copies.
+
+    `threads` are this rank's share of the processors.
+    """
 
     def __init__(self, rank: int, ranks: int, threads: int, *, check_finite: bool) -> None:
-        """Map nothing yet.
-
-        Args:
-            threads: this rank's share of the processors.
-        """
         self._rank, self._ranks, self._threads = rank, ranks, threads
         self._mappings = Mappings()
         self._plan: SlotPlan | None = None
@@ -181,21 +299,9 @@ class SlotCopier:
         self._share: SlotShare | None = None
 
     def copy(
-        self,
-        folder: Path,
-        task: RankTask,
-        claims: Sequence[Claim],
-        holdings: Mapping[str, Holding],
-        *,
-        fingerprinted: bool,
-    ) -> Scans:
+        self, folder: Path, task: RankTask, claims: Sequence[Claim], holdings: Mapping[str, Holding], *, scanned: bool
+    ) -> ScansByName:
         """Copy this rank's parts, and begin to digest its blocks. The tensors may change when it returns.
-
-        Args:
-            fingerprinted: whether fingerprints are wanted.
-
-        Returns:
-            What this rank's parts add to each tensor's fingerprint, and 0, by name.
 
         Raises:
             InvalidWeightsError: a part holds values that are not finite.
@@ -206,18 +312,17 @@ class SlotCopier:
         self._mappings.prune()
         share = self._share = SlotShare(folder, task.files, self._mappings)
         if self._plan is None or not self._plan.is_of(task, claims, share.sizes):
-            self._plan = made_plan(task, claims, share.sizes, holdings)
+            self._plan = SlotPlan.of(task, claims, share.sizes, holdings)
         share.digest(self._rank, self._ranks, max(1, self._threads - 2))
-        scans = Scans(is_wanted=self._check_finite or fingerprinted, check_finite=self._check_finite)
-        share.copy(self._plan, holdings, self._rank, scans, self._scanner)
-        return scans
+        scanner = self._scanner if self._check_finite or scanned else None
+        found = share.copy(self._plan, holdings, self._rank, scanner)
+        for name, (_, bad) in found.items() if self._check_finite else ():
+            if bad:
+                raise not_finite_here(name, bad)
+        return found
 
     def digests(self) -> list[bytes]:
-        """The digests of this rank's blocks. All ranks have copied everything.
-
-        Raises:
-            PublishError: nothing was copied.
-        """
+        """The digests of this rank's blocks. All ranks have copied everything. Raises PublishError if nothing was."""
         if self._share is None:
             raise PublishError("this rank was asked for digests of what it has not copied")
         return self._share.digests()
@@ -237,12 +342,7 @@ class SlotShare:
     """The part of one rank in one version. `end` must be called. `sizes` are the files'."""
 
     def __init__(self, folder: Path, names: Sequence[str], mappings: Mappings) -> None:
-        """Open and map the files.
-
-        Raises:
-            PublishError: a file cannot be written through a mapping here.
-            OSError: a file cannot be opened.
-        """
+        """Open and map the files. Raises as `SlotCopier.copy`."""
         self._names, self._files = names, list[Mapped]()
         self._are_there = Event()
         self._lanes: list[Lanes] = []
@@ -263,20 +363,20 @@ class SlotShare:
 
     def digest(self, rank: int, ranks: int, threads: int) -> None:
         """Begin to digest the blocks of rank `rank` of `ranks`, in so many threads, as they come."""
-        blocks = blocks_of(self.sizes)[rank::ranks]
-        self._found = [b""] * len(blocks)
+        mine = blocks_of(self.sizes)[rank::ranks]
+        self._found = [b""] * len(mine)
         place = {number: at for at, number in enumerate(sorted(range(len(self.sizes)), key=self._names.__getitem__))}
         digesting, watching = self._begun(threads), self._begun(1)
 
         def digest_one(number: int, _: Event) -> None:
-            block = blocks[number]
-            self._found[number] = digest_of_block(self._files[block.file].bytes[block.begin : block.end])
+            file, begin, end = mine[number]
+            self._found[number] = digest_of_block(self._files[file].bytes[begin:end])
 
         def watch(stop: Event) -> None:
-            waiting = list(enumerate(blocks))
+            waiting = list(enumerate(mine))
             while waiting and not stop.is_set():
                 reached = None if self._are_there.is_set() else read_progress(self._progress, len(self.sizes))
-                still: list[Any] = []
+                still: list[tuple[int, FileBlock]] = []
                 for number, block in waiting:
                     if reached is None or reached[place[block.file]] >= block.end:
                         digesting.add(partial(digest_one, number))
@@ -291,46 +391,44 @@ class SlotShare:
         watching.close()
 
     def copy(
-        self, plan: SlotPlan, holdings: Mapping[str, Holding], rank: int, scans: Scans, scanner: PartScanner
-    ) -> None:
-        """Copy everything.
-
-        Raises:
-            InvalidWeightsError: a part holds values that are not finite.
-        """
+        self, plan: SlotPlan, holdings: Mapping[str, Holding], rank: int, scanner: PartScanner | None
+    ) -> ScansByName:
+        """Copy everything, and scan it meanwhile."""
         progress = WriterProgress(self._progress, self._names, rank)
         for name, begin in zip(self._names, plan.first, strict=True):
             progress.reached(name, begin)
-        with SlotGpu(gpu_of(holdings)) as gpu:
+        found = ScansByName()
+
+        def scan(_: Event) -> None:
+            if scanner is None:
+                return
+            with gpu.scanning():
+                addresses = [address for _, address in plan.lying]
+                add_scans(found, plan.sent, scanner.scan(plan.sent, addresses, plan.device))
+                for group in plan.cast_groups():
+                    flats = [published(holdings[each.entry.name], each) for each in group]
+                    add_scans(found, group, scanner.scan_flats(group, flats))
+
+        with SlotGpu(plan.device) as gpu:
             telling, scanning = self._begun(1), self._begun(1)
-            scanning.add(lambda _: _scan(gpu, plan, holdings, scans, scanner))
+            scanning.add(scan)
             scanning.close()
-            self._copy(gpu, plan, holdings, _Telling(gpu, telling, progress), scans)
+            told = _Telling(gpu, telling, progress)
+
+            def copy(part: SlotPart, address: int) -> None:
+                for piece in part.pieces:
+                    gpu.copy(address, self._files[part.file], piece)
+                    told.begun(self._names[part.file], piece, is_last=piece.reached == self.sizes[part.file])
+
+            with gpu.copying():
+                for part, address in plan.lying:
+                    copy(part, address)
+                for part in plan.made:
+                    flat = published(holdings[part.sent.entry.name], part.sent)
+                    copy(part, flat.data_ptr())
             scanning.join()
             telling.join()
-        for name, (_, bad) in scans.found.items():
-            if bad and scans.check_finite:
-                raise not_finite_here(name, bad)
-
-    def _copy(
-        self, gpu: SlotGpu, plan: SlotPlan, holdings: Mapping[str, Holding], told: "_Telling", scans: Scans
-    ) -> None:
-        def copy(part: SlotPart, address: int) -> None:
-            file, name, size = self._files[part.file], self._names[part.file], self.sizes[part.file]
-            for piece in part.pieces:
-                gpu.copy(address, file, piece)
-                told.begun(name, piece, is_last=piece.reached == size)
-
-        def copy_made(holding: Holding, local: Any, part: SlotPart) -> None:
-            flat = published(holding, local, part.sent)
-            if holding.target is not None:  # all ranks of its mesh make it, once
-                scans.add([part.sent], [flat])
-            copy(part, flat.data_ptr())
-
-        with gpu.copying():
-            for part, address in plan.lying:
-                copy(part, address)
-            each_part(holdings, plan.made, copy_made, names=plan.made_names)
+        return found
 
     def _begun(self, count: int) -> Lanes:
         self._lanes.append(Lanes(count))
@@ -368,24 +466,14 @@ class _Telling:
         if self._bytes < BLOCK and self._copies < MOST_UNMARKED and not is_last:
             return
         arrived = self._gpu.mark()
-        self._lane.add(partial(_tell, arrived, self._progress, name, piece.reached))
+
+        def tell(stop: Event) -> None:
+            arrived()
+            if not stop.is_set():
+                self._progress.reached(name, piece.reached)
+
+        self._lane.add(tell)
         self._ahead.add(arrived, self._copies)
         self._copies = self._bytes = 0
         if self._ahead.is_far:
             self._ahead.wait()
-
-
-def _tell(arrived: Callable[[], None], progress: WriterProgress, name: str, reached: int, stop: Event) -> None:
-    arrived()
-    if not stop.is_set():
-        progress.reached(name, reached)
-
-
-def _scan(gpu: SlotGpu, plan: SlotPlan, holdings: Mapping[str, Holding], scans: Scans, scanner: PartScanner) -> None:
-    """Scan what lies as it is published, and what is cast."""
-    if not scans.is_wanted:
-        return
-    with gpu.scanning():
-        scans.add_lying(plan, scanner)
-        for group in plan.cast_groups(holdings):
-            scans.add(group, [published(holdings[each.entry.name], None, each) for each in group])

@@ -36,15 +36,6 @@ def _with_nan(rank: int, size: int) -> Any:
     return model
 
 
-def _nan_where_all_redistribute(rank: int, size: int) -> dict[str, Any]:
-    from torch.distributed.tensor import Shard
-
-    state = sharded_cases.placed(Shard(1))(rank, size)
-    if rank == 1:
-        state["cube"].to_local().view(-1)[:] = float("inf")
-    return state
-
-
 def _plain(*shapes: tuple[int, ...]) -> Callable[[int, int], dict[str, torch.Tensor]]:
     return lambda rank, _: {"w": sharded_cases.numbers(*shapes[rank % len(shapes)])}
 
@@ -80,7 +71,6 @@ def _plain_on_one(rank: int, size: int) -> dict[str, Any]:
 
 BAD: dict[str, tuple[Callable[[int, int], Any], dict[str, Sharded] | None, str]] = {
     "nan": (_with_nan, None, r"rank 1: tensor blocks\.1\.weight holds 2 values that are NaN"),
-    "nan-in-collectives": (_nan_where_all_redistribute, None, "rank [01]: tensor cube holds"),
     "shapes": (_plain((4, 3), (5, 3)), None, r"w is float32 of shape \[4, 3\] on rank 0 and .* \[5, 3\] on rank 1"),
     "replicas": (_different, None, "tensor w differs between rank 0 and rank 1"),
     "holes": (
@@ -324,40 +314,3 @@ def test_a_slot_that_a_late_rank_may_still_write_to_is_nobody_s_any_more(tmp_pat
     assert list((tmp_path / slots_path("run")).iterdir()) == []
     assert run_ranks(2, tmp_path, _go_on, tmp_path) == [None, None]
     assert published.whole(tmp_path / "run") == ["v000002"]
-
-
-def _fail_while_others_redistribute(rank: int, size: int, root: Path, failure: Exception) -> list[Exception | None]:
-    """Rank 1 cannot open its files, or its memory is full; all of them have tensors that take a collective to read."""
-    from torch.distributed.tensor import Shard
-
-    from refitd_client.sharded import follower as writing
-    from refitd_client.sharded.follower import Reader
-
-    state = sharded_cases.placed(Shard(1))(rank, size)
-    place, name = (writing, "_open") if isinstance(failure, OSError) else (Reader, "read")
-    works = getattr(place, name)
-
-    def fail(*_: Any) -> None:
-        raise failure
-
-    with WeightPublisher(root, "run", ranks="all") as publisher:
-        if rank == 1:
-            setattr(place, name, fail)
-        error = attempted(lambda: publisher.publish(state, step=1))
-        setattr(place, name, works)
-        return [error, attempted(lambda: publisher.publish(state, step=1))]
-
-
-@pytest.mark.parametrize(
-    ("failure", "said"),
-    [(OSError(errno.EMFILE, "Too many open files"), "Too many open files"), (RuntimeError("out of memory"), "memory")],
-)
-def test_a_rank_that_fails_before_a_collective_leaves_no_other_in_it(
-    tmp_path: Path, failure: Exception, said: str
-) -> None:
-    for told in run_ranks(2, tmp_path, _fail_while_others_redistribute, tmp_path / "root", failure):
-        assert isinstance(told, list), told
-        error, again = told
-        assert re.search(f"rank 1.*{said}", str(error)), error
-        assert again is None
-    assert published.whole(tmp_path / "root" / "run") == ["v000001"]

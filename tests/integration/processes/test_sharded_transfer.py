@@ -12,8 +12,8 @@ import pytest
 
 from refitd_client import PublishOptions, RankLostError, WeightPublisher
 from refitd_client.contract.manifest import parse_manifest
+from refitd_client.sharded.export import RankExport
 from refitd_client.sharded.follower import Follower
-from refitd_client.sharded.rank_export import RankExport
 from refitd_client.transport.membership import WaitLimit, hear, join_store
 from refitd_client.transport.script import Ready, key
 from support import published

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from refitd_client.contract.plugin import UpdateOutcome
+from refitd_client.sharded.export import offered_layout
 from refitd_client.sharded.layout import AgreedLayout, Box, Claim, Split, boxes_of, lay_out, runs
 from refitd_client.sharded.orders import LentPart
-from refitd_client.sharded.shared_export import offered_layout
 from refitd_client.transport import exporter
 from refitd_client.transport.offer import (
     FORMAT_OF_RANKS,

@@ -5,14 +5,14 @@ from math import prod
 import numpy as np
 import pytest
 
-from refitd_client.errors import InvalidWeightsError
 from refitd_client.fingerprint import fingerprint
 from refitd_client.fingerprint import host as shifts
 from refitd_client.fingerprint.host import shifts_of
-from refitd_client.sharded.layout import Box, Claim, lay_out, whole_box
+from refitd_client.sharded.layout import Box, Claim, WritePart
 from refitd_client.sharded.orders import PackedChanges
+from refitd_client.sharded.parts import SentPart, sent_parts
 from refitd_client.sharded.rank_group import message_of, parts_of
-from refitd_client.sharded.rank_shadow import IndexMap, compared_parts, join
+from refitd_client.sharded.rank_shadow import join
 
 BOXES = [
     ((), (), ()),
@@ -26,6 +26,11 @@ BOXES = [
 ]
 
 
+def part_of(shape: tuple[int, ...], box: Box, begin: int, end: int) -> SentPart:
+    claim = Claim(name="w", dtype="float32", shape=shape, boxes=(box,), memory="w")
+    return sent_parts([WritePart("w", 0, begin, end)], [claim])[0]
+
+
 @pytest.mark.parametrize(("shape", "start", "size"), BOXES)
 def test_an_element_of_a_part_has_the_index_that_it_has_in_the_whole_tensor(
     shape: tuple[int, ...], start: tuple[int, ...], size: tuple[int, ...]
@@ -34,24 +39,27 @@ def test_an_element_of_a_part_has_the_index_that_it_has_in_the_whole_tensor(
     places = tuple(slice(begin, begin + count) for begin, count in zip(start, size, strict=True))
     numbers = np.arange(prod(shape), dtype=np.uint32).reshape(shape)[places].reshape(-1)
     for begin, end in ((0, len(numbers)), (len(numbers) // 3, len(numbers) - len(numbers) // 4)):
-        part = IndexMap(box=Box(start, size), shape=shape, begin=begin, end=end)
-        found = np.empty(end - begin, part.kind)
-        part.to_whole(np.arange(end - begin, dtype=np.uint32), found)
-        assert found.tolist() == numbers[begin:end].tolist()
-        everything = np.arange(prod(shape), dtype=np.uint32)
-        inside, local = part.to_part(everything)
-        assert everything[inside].tolist() == sorted(numbers[begin:end].tolist())
-        assert local.tolist() == list(range(end - begin))
+        part = part_of(shape, Box(start, size), begin, end)
+        for step in (1, 2):
+            found = np.empty(len(range(0, end - begin, step)), part.index_type)
+            part.to_whole(np.arange(0, end - begin, step, dtype=np.uint32), found)
+            assert found.tolist() == numbers[begin:end:step].tolist()
+            everything = np.arange(0, prod(shape), step, dtype=np.uint32)
+            inside, local = part.to_part(everything)
+            wanted = {int(each): at for at, each in enumerate(numbers[begin:end])}
+            assert dict(zip(inside.tolist(), local.tolist(), strict=True)) == {
+                each: at for each, at in wanted.items() if each % step == 0
+            }
 
 
 def test_a_tensor_of_more_elements_than_32_bits_count_has_longer_indices() -> None:
-    part = IndexMap(box=Box((2**20, 0), (4, 2**13)), shape=(2**21, 2**13), begin=5, end=2**15)
-    found = np.empty(2, part.kind)
+    part = part_of((2**21, 2**13), Box((2**20, 0), (4, 2**13)), 5, 2**15)
+    found = np.empty(2, part.index_type)
     part.to_whole(np.array([0, 2**14], np.uint32), found)
     assert found.dtype == np.uint64
     assert found.tolist() == [2**33 + 5, 2**33 + 5 + 2**14]
     inside, local = part.to_part(found)
-    assert (inside.tolist(), local.tolist()) == ([True, True], [0, 2**14])
+    assert (inside.tolist(), local.tolist()) == (found.tolist(), [0, 2**14])
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.uint32, np.uint64])
@@ -99,33 +107,3 @@ def test_large_arrays_are_sent_as_they_lie_in_memory() -> None:
     assert (found.indices == large).all()
     assert (found.values == locked).all()
     assert (found.names, few.tolist()) == (["w", "v"], [0, 1, 2])
-
-
-def _claim(name: str, shape: tuple[int, ...], *boxes: Box, held: tuple[Box, ...] | None = None) -> Claim:
-    return Claim(name=name, dtype="float32", shape=shape, boxes=boxes, memory=name, held=held)
-
-
-def test_what_is_redistributed_is_compared_where_it_is_and_once() -> None:
-    """Rows are written, columns are held; of what both ranks hold each compares the part that it writes."""
-    shape = 4, 6
-    rows = [Box((2 * rank, 0), (2, 6)) for rank in range(2)]
-    columns = [Box((0, 3 * rank), (4, 3)) for rank in range(2)]
-    large = 600, 600
-    claims = [
-        [_claim("w", shape, rows[rank], held=(columns[rank],)), _claim("all", large, whole_box(large))]
-        for rank in range(2)
-    ]
-    layout = lay_out(claims, inventory=lambda: None, max_shard_bytes=None, check_finite=True)
-    parts = compared_parts(claims, layout)
-    assert [[(part.begin, part.end) for part in own if part.name == "w"] for own in parts] == [[(0, 12)]] * 2
-    ends = sorted((part.begin, part.end) for own in parts for part in own if part.name == "all")
-    assert [begin for begin, _ in ends] == [0, *[end for _, end in ends][:-1]]
-    assert (len(ends), ends[-1][1]) == (2, 360_000)
-
-
-def test_ranks_that_hold_a_tensor_in_ways_that_do_not_fit_are_told_to_publish_in_full() -> None:
-    rows = [Box((2 * rank, 0), (2, 6)) for rank in range(2)]
-    claims = [[_claim("w", (4, 6), rows[0], held=(Box((0, 0), (4, 3)),))], [_claim("w", (4, 6), rows[1])]]
-    layout = lay_out(claims, inventory=lambda: None, max_shard_bytes=None, check_finite=True)
-    with pytest.raises(InvalidWeightsError, match=r'tensor w is sharded in several ways, .* transport="disk"'):
-        compared_parts(claims, layout)

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from refitd_client.sharded.follower import PIECE_BYTES, Reader
-from refitd_client.sharded.parts import not_finite_here
+from refitd_client.transport.schedule import Strip, strip
 
 
 @pytest.fixture
@@ -19,21 +19,24 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> Reader:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
-@pytest.mark.parametrize("count", [1, 1000, 5_000_001])
-def test_every_element_comes_once_cast_and_with_its_number(reader: Reader, dtype: str, count: int) -> None:
-    """From within a tensor, small and large."""
-    flat = torch.arange(count + 9, dtype=torch.float32)
+@pytest.mark.parametrize(("count", "width"), [(1, 1), (1000, 10), (5_000_000, 5_000_000), (1_500_000, 500)])
+def test_every_element_comes_once_cast_and_with_its_place(reader: Reader, dtype: str, count: int, width: int) -> None:
+    """In one row, and in rows with gaps."""
+    flat = torch.arange(count, dtype=torch.float32)
     kind = getattr(torch, dtype)
-    expected = flat[4 : 4 + count].to(kind).view(torch.uint8).numpy()
-    found = np.zeros_like(expected)
+    expected = flat.to(kind).view(torch.uint8).numpy()
+    size, rows = width * kind.itemsize, count // width
+    whole = np.zeros((rows, 2 * size), np.uint8)
 
-    def use(first: int, data: NDArray[np.uint8]) -> int:
+    def use(piece: Strip, data: NDArray[np.uint8]) -> int:
         assert len(data) <= PIECE_BYTES
-        found[(first - 4) * kind.itemsize :][: len(data)] = data
+        place = whole.reshape(-1)[piece.begin :]
+        for row in range(piece.rows):
+            place[row * piece.pitch :][: piece.width] += data[row * piece.width :][: piece.width]
         return len(data)
 
-    assert reader.read(flat, 4, 4 + count, dtype, use) == len(expected)
-    assert np.array_equal(found, expected)
+    assert reader.read(flat, [strip(0, size, rows, 2 * size)], dtype, use) == len(expected)
+    assert np.array_equal(whole[:, :size].reshape(-1), expected)
     reader.close()
 
 
@@ -42,31 +45,20 @@ def test_an_error_in_one_thread_ends_the_others_before_it_is_raised(reader: Read
     working, most = 0, 0
     turn, together = threading.Lock(), threading.Barrier(4, timeout=30)
 
-    def use(first: int, _: NDArray[np.uint8]) -> int:
+    def use(piece: Strip, _: NDArray[np.uint8]) -> int:
         nonlocal working, most
         with turn:
             working += 1
             most = max(most, working)
-        if first % (2**20) == 0 and first < 4 * 2**20:
+        if piece.begin % 2**22 == 0 and piece.begin < 2**24:
             together.wait()
         with turn:
             working -= 1
-        if first == 0:
+        if piece.begin == 0:
             raise OSError("no")
         return 1
 
     with pytest.raises(OSError, match="no"):
-        reader.read(torch.zeros(10**7), 0, 10**7, "float32", use)
+        reader.read(torch.zeros(10**7), [strip(0, 4 * 10**7)], "float32", use)
     assert working == 0
     assert most == 4
-    reader.close()
-
-
-def test_what_is_not_finite_is_not_advised_to_be_published_all_the_same() -> None:
-    """The service rejects it as well."""
-    assert "check_finite" not in str(not_finite_here("w", 1))
-
-
-@pytest.mark.parametrize(("count", "said"), [(1, "1 value that is"), (2, "2 values that are")])
-def test_a_part_that_is_not_finite_is_counted_in_words_that_fit(count: int, said: str) -> None:
-    assert f"tensor w holds {said} NaN or infinite in this rank's part: " in str(not_finite_here("w", count))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from refitd_client.contract.manifest import BLOCK, blocks
 from refitd_client.sharded.layout import Box, Claim, ShardedLayout, lay_out
 from refitd_client.sharded.parts import sent_parts
-from refitd_client.sharded.slot_plan import blocks_of, digests_of_files, in_order_of_files, slot_parts
+from refitd_client.sharded.rank_slot import blocks_of, digests_of_files, slot_parts
 
 
 @st.composite
@@ -51,7 +51,7 @@ def test_each_byte_is_copied_once_and_no_rank_says_that_it_is_further_than_it_is
     for shard, file in zip(layout.shards.shards, written, strict=True):
         file[: len(shard.header)] += 1
     for own, parts in zip(claims, layout.parts, strict=True):
-        sent, _ = sent_parts(parts, own)
+        sent = sent_parts(parts, own)
         mine = slot_parts(sent, layout.locations, sizes, made=late, most=most)
         places = [np.array([], np.int64) for _ in sizes]
         for part in mine:
@@ -72,7 +72,7 @@ def test_each_byte_is_copied_once_and_no_rank_says_that_it_is_further_than_it_is
             assert all(piece.reached == size for piece in last)
         for is_late in (False, True):
             names = [part.sent.entry.name for part in mine if (part.sent.entry.name in late) == is_late]
-            assert names == sorted(names, key=in_order_of_files(layout.locations).index)
+            assert names == sorted(names, key=lambda name: (layout.locations[name].file, layout.locations[name].offset))
     assert all((file == 1).all() for file in written)
 
 

@@ -10,15 +10,13 @@ import socket
 import subprocess
 from collections.abc import Generator
 from contextlib import contextmanager
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from unittest import mock
 
 from refitd_client.transport import processes as program
 from refitd_client.transport.child import GroupChild, serve
 from support.forked import forking
-
-_TURN_SECONDS = 0.1  # as `GroupChild._spawn` has it
 
 
 class _ForkedMember:
@@ -52,19 +50,17 @@ def forked_members() -> Generator[None]:
         yield
 
 
-def _spawn(child: GroupChild) -> socket.socket:
-    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+def _spawn(child: GroupChild) -> Connection:
+    mine, its = socket.socketpair()
     with its:
         process = forking().Process(target=_be, args=(child._role, its, child._environment), daemon=True)
         process.start()
     child._process = _ForkedMember(process)  # pyright: ignore[reportAttributeAccessIssue]
-    mine.settimeout(_TURN_SECONDS)
-    child._line, child.begun = mine, child.begun + 1
-    return mine
+    return child._connected(mine)
 
 
 def _be(role: str, line: socket.socket, environment: dict[str, str]) -> None:
     os.setsid()
     os.environ.update(environment)
     process = program._ROLES[role]()
-    serve(line, process.work, process.end)
+    serve(Connection(line.detach()), process.work, process.end)

@@ -72,99 +72,64 @@ class BucketCollection:
 
 
 async def collect_run(bucket: Bucket, name: str, *, keep: int | None = None, dry: bool = False) -> BucketCollection:
-    """Collect from a run in place of its publisher, which may be alive or gone.
-
-    `keep` retires what is not among so many newest versions, pinned, wanted, or a base of one of these. `dry` deletes
-    and retires nothing, and says what would be; the store's time is learned by a write all the same.
+    """Collect from a run in place of its publisher, which may be alive or gone. `keep` and `dry` as for `collect`.
 
     Raises:
         BucketError: the store would not; what was deleted until then was rightly deleted.
     """
     for _ in range(_TAKEOVERS):
         run = await BucketRun.in_place_of_its_writer(bucket, name)
-        if run.pointer is None:
-            return BucketCollection()
-        if dry:
-            return await _foreseen(run, run.pointer, keep)
         with suppress(RunBusyError):  # the next publisher of the run has come meanwhile: in that one's place, then
-            return await _collected(run, run.pointer, keep)
+            return await collect(run, keep=keep, dry=dry)
     raise BucketError(f"{bucket.name} has run {name} taken by one publisher after the other", may_heal=True)
 
 
-async def _collected(run: BucketRun, pointer: Pointer, keep: int | None) -> BucketCollection:
-    now = 0.0
-    if keep is not None:
-        now = await store_time(run.bucket, run.run, run.writer)
-        await run.move(lambda seen: rest_of(_require(seen), keep=keep, now=now))
-    retired = _gone(pointer, _require(run.pointer))
-    done = await collect(run, keep=keep)
-    return replace(
-        done,
-        retired=retired,
-        waiting=tuple(each for each in done.waiting if each not in retired),
-        why=done.why | {each: why_retired(keep or 1, now) for each in retired},
-    )
+async def collect(run: BucketRun, *, keep: int | None = None, dry: bool = False) -> BucketCollection:
+    """Delete what may be deleted. The writer of the run calls this, between two publications.
 
-
-def _gone(before: Pointer, after: Pointer) -> tuple[str, ...]:
-    """The ids of versions that count no more."""
-    left = {version.id for version in after.versions}
-    return tuple(version.id for version in before.versions if version.id not in left)
-
-
-async def _foreseen(run: BucketRun, pointer: Pointer, keep: int | None) -> BucketCollection:
-    """What a collection would do now."""
-    now = await store_time(run.bucket, run.run, run.writer)
-    leases = await read_leases(run.bucket)
-    uploads = await _lost_uploads(run.bucket, pointer, now)
-    after = pointer if keep is None else rest_of(pointer, keep=keep, now=now)
-    due = [retired.id for retired in collectable(pointer, leases, now)]
-    due += [version_id(run.run, order) for order in uploads.dead]
-    retired = _gone(pointer, after)
-    return BucketCollection(
-        deleted=tuple(due),
-        retired=retired,
-        waiting=tuple(each.id for each in pointer.retired if each.id not in due),
-        why=_why(after, leases, uploads, keep, now) | {each: why_retired(keep or 1, now) for each in retired},
-    )
-
-
-async def collect(run: BucketRun, *, keep: int | None = None) -> BucketCollection:
-    """Delete what may be deleted. The writer of the run calls this, between two publications. `why` says to how many of
-    the newest versions the run was cut right before (`keep`).
+    `keep` retires what is not among so many newest versions, pinned, wanted, or a base of one of these. `dry` deletes
+    and retires nothing, and says what would be; the store's time is learned by a write all the same.
 
     Raises:
         BucketError: the store would not; what was deleted until then was rightly deleted.
         RunBusyError: another writer has the run.
     """
-    if run.pointer is None:
+    if (before := run.pointer) is None:
         return BucketCollection()
     bucket = run.bucket
     now = await store_time(bucket, run.run, run.writer)
     leases = await read_leases(bucket)
-    # Fails if another writer has the run: only its pointer says what is retired.
-    await run.move(partial(_again, run.writer))
-    pointer = _require(run.pointer)
-    deleted: list[str] = []
-    kept: dict[str, str] = {}
-    for retired in collectable(pointer, leases, now):
-        why = await _delete_retired(bucket, run.run, retired)
-        if why is None:
-            deleted.append(retired.id)
-        else:
-            kept[retired.id] = why
-    if deleted:
-        await run.move(partial(_without, frozenset(deleted)))
+    cut = partial(_cut, run.writer, keep, now)
+    if not dry:
+        # Fails if another writer has the run: only its pointer says what is retired.
+        await run.move(cut)
+    pointer = cut(before) if dry else _require(run.pointer)
     uploads = await _lost_uploads(bucket, pointer, now)
-    for order in uploads.dead:
-        why = await _delete_upload(bucket, run.run, order)
-        if why is None:
-            deleted.append(version_id(run.run, order))
-        else:
-            kept[version_id(run.run, order)] = why
-    waiting = tuple(each.id for each in pointer.retired if each.id not in {*deleted, *kept})
-    why = _why(pointer, leases, uploads, keep, now) | kept
-    return BucketCollection(deleted=tuple(deleted), waiting=waiting, kept=kept, why=why)
+    due = {each.id: partial(_delete_retired, bucket, run.run, each) for each in collectable(pointer, leases, now)}
+    dead = {version_id(run.run, order): partial(_delete_upload, bucket, run.run, order) for order in uploads.dead}
+    kept: dict[str, str] = {}
+    for version, delete in () if dry else (due | dead).items():
+        if (why := await delete()) is not None:
+            kept[version] = why
+    gone = frozenset(due.keys() - kept.keys())
+    if gone and not dry:
+        await run.move(partial(_without, gone))
+    counting = {version.id for version in pointer.versions}
+    retired = tuple(version.id for version in before.versions if version.id not in counting)
+    waiting = (each.id for each in pointer.retired if each.id not in due)
+    return BucketCollection(
+        deleted=tuple(version for version in due | dead if version not in kept),
+        retired=retired,
+        waiting=tuple(version for version in waiting if version not in retired),
+        kept=kept,
+        why=_why(pointer, leases, uploads, keep, now) | {each: why_retired(keep or 1, now) for each in retired} | kept,
+    )
+
+
+def _cut(writer: str, keep: int | None, now: float, seen: Pointer | None) -> Pointer:
+    """The pointer without what is not kept, by this writer."""
+    pointer = _require(seen)
+    return replace(pointer if keep is None else rest_of(pointer, keep=keep, now=now), writer=writer)
 
 
 def _why(
@@ -270,11 +235,6 @@ def _require(pointer: Pointer | None) -> Pointer:
     if pointer is None:
         raise RuntimeError("a run without versions has nothing to collect")
     return pointer
-
-
-def _again(writer: str, pointer: Pointer | None) -> Pointer:
-    """The same pointer, by this writer: writing it shows that no other one has the run."""
-    return replace(_require(pointer), writer=writer)
 
 
 def _without(gone: Collection[str], pointer: Pointer | None) -> Pointer:

@@ -70,7 +70,7 @@ from refitd_client.transport.offer import (
     side_by_side,
 )
 from refitd_client.transport.schedule import HeldStrip
-from refitd_client.transport.script import ShardTable, held_numbers, needs_numbers
+from refitd_client.transport.script import ShardTable
 from refitd_client.transport.sending import Destination, NoTransferError, Sending, TensorSender
 
 if TYPE_CHECKING:
@@ -436,8 +436,8 @@ def table_of(agreed: AgreedLayout, needs: Mapping[str, RankNeeds]) -> ShardTable
     return ShardTable(
         sizes=tuple(entry.nbytes for entry in entries),
         held=tuple(
-            held_numbers(held_strips(sent_parts(parts, claims), numbers))
+            tuple(held_strips(sent_parts(parts, claims), numbers))
             for parts, claims in zip(agreed.layout.parts, agreed.claims, strict=True)
         ),
-        needs={receiver: needs_numbers(numbered(each, names)) for receiver, each in needs.items()},
+        needs={receiver: numbered(each, names) for receiver, each in needs.items()},
     )

@@ -1,20 +1,21 @@
 """A sender, receiver or member process: as its parent has it, and its own loop. Its parent may kill it at any moment.
 
-Parent and process have a socket each of a pair. An order is one line of JSON, and so is its reply; `StopWaiting` has no
-reply, it ends the waiting of the order that is under way. The process ends when its parent does: the socket says so,
-and where a copy of the parent's end lives on in some other process, the parent's pid.
+An order is one message of JSON over a pair of sockets, and so is its reply; `StopWaiting` has no reply, it ends the
+waiting of the order that is under way. The process ends when its parent does: the socket says so, and where a copy of
+the parent's end lives on in some other process, the parent's pid.
 """
 
 import os
-import select
-import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
 from threading import Event, Lock
 from typing import Literal
 
@@ -24,10 +25,11 @@ from refitd_client.contract.decoding import json_decoder
 from refitd_client.transport.offer import GroupTransfer, OfferLayout
 from refitd_client.transport.script import ShardTable
 
-MAX_LINE = 2**20  # bytes
+MAX_REPLY = 2**20  # bytes
 PROGRAM = "refitd_client.transport.processes"
 _CHILD_TURN_SECONDS = 0.1
 _CHILD_LOOK_SECONDS = 1.0
+_MESSAGE_SECONDS = 15  # for the bytes of one message: an order with many names is more than a socket takes at once
 _STOP_SECONDS = 5.0  # until a process that was told to stop is ended
 _GRACE_SECONDS = 5.0  # beyond the time of an order, until it is ended
 
@@ -167,7 +169,7 @@ class GroupChild:
     def __init__(self, role: Literal["send", "receive", "join"], environment: Mapping[str, str] | None = None) -> None:
         self._role, self._environment = role, dict(environment or {})
         self._process: subprocess.Popen[bytes] | None = None
-        self._line: socket.socket | None = None
+        self._line: Connection | None = None
         self._turn = Lock()
         self.begun = 0
 
@@ -196,9 +198,10 @@ class GroupChild:
             except OSError as error:
                 self._end()
                 raise ChildLostError(f"the process that {self._role}s cannot be used: {error}") from error
-            except (ChildLostError, msgspec.MsgspecError) as error:
+            except (ChildLostError, EOFError, msgspec.MsgspecError) as error:
                 self._end()
-                raise ChildLostError(f"the process that {self._role}s has ended: {error}") from error
+                why = "its end of the socket is closed" if isinstance(error, EOFError) else error
+                raise ChildLostError(f"the process that {self._role}s has ended: {why}") from error
 
     def end(self) -> None:
         """End the process, also in the middle of an order."""
@@ -213,43 +216,35 @@ class GroupChild:
         if self._process is not None and self._process.poll() is not None:
             self._end()  # it was killed since the last order: another one carries this out
         line = self._line or self._spawn()
-        deadline, data, told = time.monotonic() + within + _GRACE_SECONDS, bytearray(), False
-        line.settimeout(within + _GRACE_SECONDS)  # an order with many names is more than a socket takes at once
-        line.sendall(msgspec.json.encode(order) + b"\n")
-        line.settimeout(_CHILD_TURN_SECONDS)
-        while not data.endswith(b"\n"):
-            with suppress(TimeoutError):
-                part = line.recv(MAX_LINE)
-                if not part:
-                    raise ChildLostError("its end of the socket is closed")
-                data += part
+        deadline, told = time.monotonic() + within + _GRACE_SECONDS, False
+        line.send_bytes(msgspec.json.encode(order))
+        while not line.poll(_CHILD_TURN_SECONDS):
             if stop is not None and stop.is_set() and not told:
-                line.sendall(msgspec.json.encode(StopWaiting()) + b"\n")
+                line.send_bytes(msgspec.json.encode(StopWaiting()))
                 deadline, told = min(deadline, time.monotonic() + _STOP_SECONDS), True
-            if len(data) > MAX_LINE:
-                raise ChildLostError(f"it answered with more than {MAX_LINE} bytes")
             if time.monotonic() > deadline:
                 raise ChildLostError("it did not stop" if told else f"it did not answer in {within:g} s")
-        return _REPLIES.decode(data)
+        return _REPLIES.decode(line.recv_bytes(MAX_REPLY))
 
-    def _spawn(self) -> socket.socket:
-        mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    def _spawn(self) -> Connection:
+        mine, its = socket.socketpair()
         path = os.pathsep.join(dict.fromkeys(each for each in sys.path if each))
-        try:
-            with its:
-                self._process = subprocess.Popen(  # noqa: S603 - this Python, and no words from outside
-                    [sys.executable, "-P", "-m", PROGRAM, self._role, str(its.fileno())],
-                    pass_fds=[its.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    env=dict(os.environ) | {"PYTHONPATH": path} | self._environment,
-                    start_new_session=True,  # signals that a terminal sends are not for it
-                )
-        except BaseException:
-            mine.close()
-            raise
-        mine.settimeout(_CHILD_TURN_SECONDS)
-        self._line, self.begun = mine, self.begun + 1
-        return mine
+        with mine, its:
+            self._process = subprocess.Popen(  # noqa: S603 - this Python, and no words from outside
+                [sys.executable, "-P", "-m", PROGRAM, self._role, str(its.fileno())],
+                pass_fds=[its.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=dict(os.environ) | {"PYTHONPATH": path} | self._environment,
+                start_new_session=True,  # signals that a terminal sends are not for it
+            )
+            return self._connected(mine)
+
+    def _connected(self, mine: socket.socket) -> Connection:
+        """The parent's end. A process that is stopped in the middle of a message holds it up for a while alone."""
+        for limit in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            mine.setsockopt(socket.SOL_SOCKET, limit, struct.pack("ll", _MESSAGE_SECONDS, 0))
+        self._line, self.begun = Connection(mine.detach()), self.begun + 1
+        return self._line
 
     def _end(self) -> None:
         process, line, self._process, self._line = self._process, self._line, None, None
@@ -257,7 +252,7 @@ class GroupChild:
             line.close()
         if process is not None:
             with suppress(ProcessLookupError):
-                process.send_signal(signal.SIGKILL)
+                process.kill()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_STOP_SECONDS)
 
@@ -266,57 +261,32 @@ Work = Callable[[Order, Callable[[], bool]], Reply]
 """Carries out an order; is given it, and what says that its waiting was stopped."""
 
 
-def serve(line: socket.socket, work: Work, end: Callable[[], None]) -> None:
+def serve(line: Connection, work: Work, end: Callable[[], None]) -> None:
     """Carry out orders until the parent is gone; then the process ends, whatever it does.
 
     Args:
         work: carries out one order. It raises nothing.
         end: removes what would outlive the process.
     """
-    stopped = Event()
-    orders: list[Order] = []
-    there = threading.Condition()
+    stopped, orders, parent = Event(), SimpleQueue[Order](), os.getppid()
 
     def carry_out() -> None:
-        while True:
-            with there:
-                there.wait_for(lambda: orders)
-                order = orders.pop(0)
-            reply = work(order, stopped.is_set)
-            try:
-                line.sendall(msgspec.json.encode(reply) + b"\n")
-            except OSError:
-                return  # the other thread sees it as well, and ends the process
+        with suppress(OSError):  # the other thread sees it as well, and ends the process
+            while True:
+                line.send_bytes(msgspec.json.encode(work(orders.get(), stopped.is_set)))
 
     threading.Thread(target=carry_out, name="refitd-group", daemon=True).start()
     try:
-        for message in _messages(line):
+        while os.getppid() == parent:
+            if not line.poll(_CHILD_LOOK_SECONDS):
+                continue
+            message = _ORDERS.decode(line.recv_bytes())
             if isinstance(message, StopWaiting):
                 stopped.set()
-                continue
-            stopped.clear()
-            with there:
-                orders.append(message)
-                there.notify()
+            else:
+                stopped.clear()
+                orders.put(message)
     finally:
         with suppress(Exception):
             end()
         os._exit(0)
-
-
-def _messages(line: socket.socket) -> Iterator[Order | StopWaiting]:
-    parent, data = os.getppid(), bytearray()
-    poll = select.poll()
-    poll.register(line, select.POLLIN | select.POLLHUP)
-    while os.getppid() == parent:
-        if not poll.poll(_CHILD_LOOK_SECONDS * 1000):
-            continue
-        part = line.recv(MAX_LINE)
-        if not part:
-            return
-        data += part
-        if b"\n" not in part:  # an order with many names comes in many parts
-            continue
-        while (end := data.find(b"\n")) >= 0:
-            yield _ORDERS.decode(data[:end])
-            del data[: end + 1]

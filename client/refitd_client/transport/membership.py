@@ -26,7 +26,7 @@ import torch.distributed as distributed
 from refitd_client.contract.decoding import from_json
 from refitd_client.transport.memory import own_address
 from refitd_client.transport.needs import PackedPlaces
-from refitd_client.transport.offer import side_by_side
+from refitd_client.transport.offer import GroupTransfer, side_by_side
 from refitd_client.transport.script import (
     BLOCK_BYTES,
     IN_FLIGHT,
@@ -236,16 +236,27 @@ class FlatMemory:
 
 
 class LaneMember:
-    """One sender's or receiver's lanes. `number` is that of the lanes that it holds, 0 for none."""
+    """One sender's or receiver's lanes. `number` is that of the lanes that it holds, 0 for none; `store` is where the
+    members meet.
+    """
 
     def __init__(self) -> None:
         self.number = 0
+        self.store: Any = None
+        self._address: tuple[str, int] | None = None
         self._script = MemberScript()
         self._packed: tuple[PackedPlaces, MemberScript] | None = None
         self._groups: list[BroadcastGroup] = []
         self._ring: list[torch.Tensor] = []
 
-    def follow(self, go: Go, name: str, backend: Backend, store: Any, host: str, waiting: WaitLimit) -> None:
+    def connect(self, transfer: GroupTransfer, waiting: WaitLimit) -> None:
+        """Connect to the first sender's store. Another one has no lanes of ours. Raises TransferError."""
+        if self._address != (address := (transfer.host, transfer.port)):
+            self.leave()
+            self._address, self.store = None, join_store(*address, waiting)
+            self._address = address
+
+    def follow(self, go: Go, name: str, transfer: GroupTransfer, waiting: WaitLimit) -> None:
         """Be a member of the lanes that `go` names: those that stand, or new ones.
 
         Raises:
@@ -254,12 +265,13 @@ class LaneMember:
         if self.number == go.group:
             return
         self.leave()
-        self._script = hear(store, key(f"lanes {go.group}", "script", name), MemberScript, waiting)
+        self._script = hear(self.store, key(f"lanes {go.group}", "script", name), MemberScript, waiting)
         for lane in self._script.lanes:
             if name not in lane.members:
                 raise TransferError("the script is another member's")
             number, rank, size = go.group * MOST_LANES + lane.number, lane.members.index(name), len(lane.members)
-            self._groups.append(BroadcastGroup(backend, store, number, rank, size, host, go.streams, waiting))
+            group = BroadcastGroup(transfer.backend, self.store, number, rank, size, transfer.host, go.streams, waiting)
+            self._groups.append(group)
         self.number = go.group
 
     def run(

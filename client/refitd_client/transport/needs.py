@@ -34,7 +34,7 @@ from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.files.plain_file import plain_file, read_at
 from refitd_client.transport.offer import ALIGNED, OfferedTensor, side_by_side
 from refitd_client.transport.schedule import Strip, strip
-from refitd_client.transport.script import BlockWord, MemberScript
+from refitd_client.transport.script import BlockWord, MemberScript, Move
 
 FOLDER = "receivers"
 PREFIX = "needs-"
@@ -113,9 +113,10 @@ def whole(nbytes: int) -> TensorNeeds:
     return TensorNeeds(nbytes, (strip(0, nbytes),) if nbytes else ())
 
 
-def numbered(needs: RankNeeds, names: Sequence[str]) -> dict[int, Sequence[Strip]]:
-    """The same by the tensors' numbers, for the schedule."""
-    return {number: needs.tensors[name].strips for number, name in enumerate(names)}
+def numbered(needs: RankNeeds, names: Sequence[str]) -> dict[int, tuple[Strip, ...]]:
+    """The strips that are needed, by the tensors' numbers, for the schedule."""
+    found = ((number, needs.tensors[name].strips) for number, name in enumerate(names))
+    return {number: strips for number, strips in found if strips}
 
 
 def _is_within(each: Strip, nbytes: int) -> bool:
@@ -170,13 +171,12 @@ class PackedPlaces:
         """A receiver's script for memory that is packed. Each move of it is of one tensor."""
         if self.packed is self.whole:
             return script
-        blocks = (BlockWord(block.lane, tuple(self._numbers(block))) for block in script.blocks)
+        blocks = (BlockWord(block.lane, tuple(map(self._moved, block.moves))) for block in script.blocks)
         return MemberScript(lanes=script.lanes, blocks=tuple(blocks))
 
-    def _numbers(self, block: BlockWord) -> Iterator[int]:
-        for offset, pitch, width, rows in block.moves:
-            tensor = max(bisect_right(self.whole.offsets, offset) - 1, 0)
-            yield from (offset - self.whole.offsets[tensor] + self.packed.offsets[tensor], pitch, width, rows)
+    def _moved(self, move: Move) -> Move:
+        tensor = max(bisect_right(self.whole.offsets, move.offset) - 1, 0)
+        return move._replace(offset=move.offset - self.whole.offsets[tensor] + self.packed.offsets[tensor])
 
 
 def packed_layout(sizes: Sequence[int], needs: Mapping[int, Sequence[Strip]]) -> FlatLayout:

@@ -15,10 +15,10 @@ needs no more, and stays for the next transfer. The offer of the transfer before
 still copies from it, nothing is written there.
 """
 
-import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,6 @@ from refitd_client.transport.membership import (
     TransferError,
     WaitLimit,
     hear,
-    join_store,
     open_store,
     say,
 )
@@ -104,8 +103,6 @@ class SenderProcess:
         self._memory, self._member = ImportedMemory(), LaneMember()
         self._opened: tuple[OfferLayout, FlatMemory] | None = None
         self._own_store: Any = None
-        self._address: tuple[str, int] | None = None
-        self._store: Any = None
         self._standing: StandingLanes | None = None
         self._numbered = 0
 
@@ -164,30 +161,23 @@ class SenderProcess:
         """Be in the lanes of this transfer. Returns who is, and why others are not."""
         transfer, name = order.transfer, sender_name(order.number)
         if order.number:
-            self._connect(transfer, joining)
+            self._member.connect(transfer, joining)
             ready = Ready(group=self._member.number, streams=MOST_STREAMS)
-            say(self._store, key(transfer.name, "ready", name), ready)
-            go, others = hear(self._store, key(transfer.name, "go"), Go, waiting), dict[str, str]()
+            say(self._member.store, key(transfer.name, "ready", name), ready)
+            go, others = hear(self._member.store, key(transfer.name, "go"), Go, waiting), dict[str, str]()
             if go.refused:
                 raise TransferError(go.refused)
         else:
             if self._own_store is None:
                 raise TransferError("its process has ended, and another one has begun")
-            self._store = self._own_store
+            self._member.store = self._own_store
             try:
                 go, others = self._gather(order, joining, waiting)
             except TransferError as error:
-                say(self._store, key(transfer.name, "go"), Go(refused=str(error)))  # receivers wait for no more
+                say(self._member.store, key(transfer.name, "go"), Go(refused=str(error)))  # receivers wait for no more
                 raise
-        self._member.follow(go, name, transfer.backend, self._store, transfer.host, waiting)
+        self._member.follow(go, name, transfer, waiting)
         return go, others
-
-    def _connect(self, transfer: GroupTransfer, waiting: WaitLimit) -> None:
-        """Connect to the first sender's store. Another one has no lanes of ours."""
-        if self._address != (address := (transfer.host, transfer.port)):
-            self._leave()
-            self._address, self._store = None, join_store(*address, waiting)
-            self._address = address
 
     def _gather(self, order: Send, joining: WaitLimit, waiting: WaitLimit) -> tuple[Go, dict[str, str]]:
         """Wait for all, decide, and write each member's script where the lanes are new."""
@@ -206,27 +196,26 @@ class SenderProcess:
             self._standing = StandingLanes(
                 number=go.group, receivers=go.receivers, table=table, backend=transfer.backend
             )
-        say(self._store, key(transfer.name, "go"), go)
+        say(self._member.store, key(transfer.name, "go"), go)
         return go, {name: why_absent(each) for name, each in receivers.items() if name not in go.receivers}
 
     def _said(self, transfer: GroupTransfer, name: str, joining: WaitLimit, waiting: WaitLimit) -> Ready | None:
         try:
-            return hear(self._store, key(transfer.name, "ready", name), Ready, joining)
+            return hear(self._member.store, key(transfer.name, "ready", name), Ready, joining)
         except TransferError:
             waiting.left()  # raises where all is over, and not only the time to join
             return None
 
     def _plan(self, go: Go, table: ShardTable, transfer: GroupTransfer) -> None:
         places, _ = side_by_side(table.sizes)
-        whole = everything(table.sizes)
-        needs = {name: whole if (some := table.needed(name)) is None else some for name in go.receivers}
-        plan = schedule(table.strips(), places, needs, BLOCK_BYTES[transfer.backend])
+        needs = {name: table.needs.get(name, everything(table.sizes)) for name in go.receivers}
+        plan = schedule(table.held, places, needs, BLOCK_BYTES[transfer.backend])
         for member in (*(sender_name(each) for each in range(transfer.senders)), *go.receivers):
-            say(self._store, key(f"lanes {go.group}", "script", member), script_of(plan, member))
+            say(self._member.store, key(f"lanes {go.group}", "script", member), script_of(plan, member))
 
     def _done(self, transfer: GroupTransfer, name: str, waiting: WaitLimit) -> str:
         try:
-            return hear(self._store, key(transfer.name, "done", name), Done, waiting).refused
+            return hear(self._member.store, key(transfer.name, "done", name), Done, waiting).refused
         except TransferError as error:
             self._leave()
             return f"it does not say what has arrived: {error}"
@@ -298,8 +287,6 @@ class ReceiverProcess:
     """The work of a receiver process. `work` raises nothing for what others do."""
 
     def __init__(self) -> None:
-        self._address: tuple[str, int] | None = None
-        self._store: Any = None
         self._lanes, self._needs = LaneMember(), KnownNeeds()
         self._known: Offer | None = None
         self._staged: StagedTensors | None = None
@@ -331,15 +318,16 @@ class ReceiverProcess:
         if transfer is None or order.name not in transfer.receivers:
             raise TransferError("the offer is of no transfer to this rank")
         began = time.perf_counter()
-        self._join(transfer, waiting)
+        self._lanes.connect(transfer, waiting)
+        store = self._lanes.store
         try:
             staged = self._stage(offer, order)
         except _REFUSALS as error:
-            say(self._store, key(transfer.name, "ready", order.name), Ready(refused=f"{error}"))
+            say(store, key(transfer.name, "ready", order.name), Ready(refused=f"{error}"))
             raise
         ready = Ready(group=self._lanes.number, streams=MOST_STREAMS)
-        say(self._store, key(transfer.name, "ready", order.name), ready)
-        go = hear(self._store, key(transfer.name, "go"), Go, waiting)
+        say(store, key(transfer.name, "ready", order.name), ready)
+        go = hear(store, key(transfer.name, "go"), Go, waiting)
         self._follow(go, order.name, transfer, waiting)
         ms["join"] = _since(began)
         began = time.perf_counter()
@@ -351,19 +339,12 @@ class ReceiverProcess:
             exported = self._prove(offer, staged, order, secret)
         except BaseException as error:
             self._lanes.leave()
-            say(self._store, key(transfer.name, "done", order.name), Done(refused=f"{error}"))
+            say(store, key(transfer.name, "done", order.name), Done(refused=f"{error}"))
             raise
         ms["prove"] = _since(began)
-        say(self._store, key(transfer.name, "done", order.name), Done())
+        say(store, key(transfer.name, "done", order.name), Done())
         self._exported = exported
         return Received(offer=exported.path.name, ms=ms)
-
-    def _join(self, transfer: GroupTransfer, waiting: WaitLimit) -> None:
-        """Connect to the first sender's store. Another one has no lanes of ours."""
-        if self._address != (address := (transfer.host, transfer.port)):
-            self._lanes.leave()
-            self._address, self._store = None, join_store(*address, waiting)
-            self._address = address
 
     def _stage(self, offer: Offer, order: Receive) -> StagedTensors:
         """Memory that the rank does not read.
@@ -405,7 +386,7 @@ class ReceiverProcess:
             raise TransferError(f"nothing is sent: {go.refused}")
         if name not in go.receivers:
             raise TransferError("the sender has begun without this rank, which was not ready in time")
-        self._lanes.follow(go, name, transfer.backend, self._store, transfer.host, waiting)
+        self._lanes.follow(go, name, transfer, waiting)
 
     def _prove(self, offer: Offer, staged: StagedTensors, order: Receive, secret: bytes) -> ExportedTensors:
         """Hold what has arrived against the trainer's fingerprints, and offer it.
@@ -431,4 +412,4 @@ _ROLES = {"send": SenderProcess, "receive": ReceiverProcess, "join": MemberProce
 
 if __name__ == "__main__":
     process = _ROLES[sys.argv[1]]()
-    serve(socket.socket(fileno=int(sys.argv[2])), process.work, process.end)
+    serve(Connection(int(sys.argv[2])), process.work, process.end)

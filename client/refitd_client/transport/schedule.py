@@ -227,9 +227,9 @@ def schedule(
     return Schedule(lanes, tuple(turns))
 
 
-def everything(sizes: Sequence[int]) -> Needs:
+def everything(sizes: Sequence[int]) -> dict[int, tuple[Strip, ...]]:
     """The needs of a receiver that takes all bytes of tensors of these sizes."""
-    return {number: [strip(0, size)] for number, size in enumerate(sizes) if size}
+    return {number: (strip(0, size),) for number, size in enumerate(sizes) if size}
 
 
 def _classes(tensors: int, needs: Mapping[str, Needs]) -> Iterator[list[tuple[tuple[str, ...], Sequence[Strip]]]]:

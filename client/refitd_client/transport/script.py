@@ -13,12 +13,12 @@ the number of the group that `Go` names.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from refitd_client.transport.offer import side_by_side
-from refitd_client.transport.schedule import Block, HeldStrip, Needs, Schedule, Strip, StripMove, strip
+from refitd_client.transport.schedule import HeldStrip, Schedule, Strip, StripMove, strip
 
 Backend = Literal["gloo", "nccl"]
 BLOCK_BYTES: Mapping[Backend, int] = {"gloo": 32 * 2**20, "nccl": 256 * 2**20}
@@ -60,12 +60,6 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
     refused: str = ""
 
 
-def why_none(said: Mapping[str, Ready | None]) -> str:
-    """Why no receiver takes part, in a sentence."""
-    refused = next((each.refused for each in said.values() if each is not None and each.refused), None)
-    return refused or "no receiver was ready in time"
-
-
 def why_absent(said: Ready | None) -> str:
     """Why a receiver that was invited has no part."""
     if said is None:
@@ -88,20 +82,20 @@ class LaneWord(msgspec.Struct, frozen=True, array_like=True):
     members: tuple[str, ...]
 
 
-class BlockWord(msgspec.Struct, frozen=True, array_like=True):
-    """A block: the number of its lane among the script's, and this member's side of the moves.
+class Move(NamedTuple):
+    """One member's side of a move: the offset in its memory, bytes from row to row, bytes of a row, and the rows."""
 
-    `rows` has four numbers for each move: the offset in the member's memory, the bytes from row to row, the bytes of a
-    row, and the rows.
-    """
+    offset: int
+    pitch: int
+    width: int
+    rows: int
+
+
+class BlockWord(msgspec.Struct, frozen=True, array_like=True):
+    """A block: the number of its lane among the script's, and this member's side of the moves."""
 
     lane: int
-    rows: tuple[int, ...]
-
-    @property
-    def moves(self) -> list[tuple[int, int, int, int]]:
-        each = iter(self.rows)
-        return list(zip(each, each, each, each, strict=True))
+    moves: tuple[Move, ...]
 
     @property
     def nbytes(self) -> int:
@@ -122,7 +116,7 @@ class MemberScript(msgspec.Struct, frozen=True):
     def fault(self, room: int) -> str | None:
         """Why it cannot be followed in a memory of `room` bytes; None where it can."""
         for block in self.blocks:
-            if not 0 <= block.lane < len(self.lanes) or not block.rows or len(block.rows) % 4:
+            if not 0 <= block.lane < len(self.lanes) or not block.moves:
                 return "a block of it is in no lane, or has no moves"
             for offset, pitch, width, rows in block.moves:
                 if min(offset, width - 1, rows - 1) < 0 or (rows > 1 and pitch < width):
@@ -133,49 +127,21 @@ class MemberScript(msgspec.Struct, frozen=True):
 
 
 class ShardTable(msgspec.Struct, frozen=True, kw_only=True):
-    """What the first sender plans from. `sizes` are the tensors' in bytes; `held` has six numbers for each strip that
-    a sender sends (`HeldStrip`: tensor, begin, width, rows, pitch, place); `needs` has five for each strip that a
-    receiver needs (tensor, begin, width, rows, pitch). A receiver that is not there needs everything.
+    """What the first sender plans from. `sizes` are the tensors' in bytes; `held` are the strips that each sender
+    sends; `needs` are the strips that each receiver needs, by the tensors' numbers. A receiver that is not there needs
+    everything.
     """
 
     sizes: tuple[int, ...]
-    held: tuple[tuple[int, ...], ...]
-    needs: dict[str, tuple[int, ...]] = msgspec.field(default_factory=dict[str, tuple[int, ...]])
-
-    def strips(self) -> list[list[HeldStrip]]:
-        found: list[list[HeldStrip]] = []
-        for sender in self.held:
-            each = iter(sender)
-            fields = zip(each, each, each, each, each, each, strict=True)
-            found.append([HeldStrip(tensor, Strip(*numbers), at) for tensor, *numbers, at in fields])
-        return found
-
-    def needed(self, receiver: str) -> Needs | None:
-        """What a receiver needs; None for everything."""
-        if (numbers := self.needs.get(receiver)) is None:
-            return None
-        found: dict[int, list[Strip]] = {}
-        each = iter(numbers)
-        for tensor, *fields in zip(each, each, each, each, each, strict=True):
-            found.setdefault(tensor, []).append(Strip(*fields))
-        return found
+    held: tuple[tuple[HeldStrip, ...], ...]
+    needs: dict[str, dict[int, tuple[Strip, ...]]] = msgspec.field(default_factory=dict)
 
 
 def table_of_whole(sizes: Sequence[int]) -> ShardTable:
     """That of one sender, whose memory has all tensors of these sizes side by side."""
     pairs = enumerate(zip(side_by_side(sizes)[0], sizes, strict=True))
-    held = [HeldStrip(number, strip(0, size), at) for number, (at, size) in pairs if size]
-    return ShardTable(sizes=tuple(sizes), held=(held_numbers(held),))
-
-
-def held_numbers(strips: Sequence[HeldStrip]) -> tuple[int, ...]:
-    """Strips that one sender sends, as a table has them."""
-    return tuple(number for tensor, each, at in strips for number in (tensor, *each, at))
-
-
-def needs_numbers(needs: Needs) -> tuple[int, ...]:
-    """What one receiver needs, as a table has it."""
-    return tuple(number for tensor, strips in sorted(needs.items()) for each in strips for number in (tensor, *each))
+    held = tuple(HeldStrip(number, strip(0, size), at) for number, (at, size) in pairs if size)
+    return ShardTable(sizes=tuple(sizes), held=(held,))
 
 
 def sender_name(number: int) -> str:
@@ -193,21 +159,17 @@ def script_of(plan: Schedule, member: str) -> MemberScript:
     mine = {lane.number: place for place, lane in enumerate(lanes)}
     sends = any(lane.members[0] == member for lane in lanes)
     blocks = tuple(
-        BlockWord(mine[block.lane], _side(block, sends=sends)) for block in plan.blocks if block.lane in mine
+        BlockWord(mine[block.lane], tuple(_side(move, sends=sends) for move in block.moves))
+        for block in plan.blocks
+        if block.lane in mine
     )
     return MemberScript(lanes=tuple(lanes), blocks=blocks)
 
 
-def _side(block: Block, *, sends: bool) -> tuple[int, ...]:
-    def numbers(move: StripMove) -> tuple[int, int, int, int]:
-        return (
-            move.source if sends else move.target,
-            move.source_pitch if sends else move.target_pitch,
-            move.width,
-            move.rows,
-        )
-
-    return tuple(number for move in block.moves for number in numbers(move))
+def _side(move: StripMove, *, sends: bool) -> Move:
+    if sends:
+        return Move(move.source, move.source_pitch, move.width, move.rows)
+    return Move(move.target, move.target_pitch, move.width, move.rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,7 +204,8 @@ def decide_lanes(
             return Go(refused=f"{name} was not ready in time" if said is None else f"{name}: {said.refused}")
     ready = {name: each for name, each in sorted(receivers.items()) if each is not None and not each.refused}
     if not ready:
-        return Go(refused=why_none(receivers))
+        refused = next((each.refused for each in receivers.values() if each is not None), "")
+        return Go(refused=refused or "no receiver was ready in time")
     said = [*(each for each in senders.values() if each is not None), *ready.values()]
     wanted = (tuple(ready), table, backend)
     same = standing is not None and (standing.receivers, standing.table, standing.backend) == wanted

@@ -33,7 +33,7 @@ from refitd_client.transport.offer import (
 from refitd_client.transport.offer_file import ExportedTensors, read_secret
 from refitd_client.transport.processes import SenderProcess
 from refitd_client.transport.schedule import HeldStrip, strip
-from refitd_client.transport.script import Backend, MemberScript, ShardTable, held_numbers
+from refitd_client.transport.script import Backend, MemberScript, ShardTable
 from refitd_client.transport.sending import Destination, NoTransferError, TensorSender
 from support.receiving import (
     NAMES,
@@ -79,7 +79,7 @@ def table() -> tuple[ShardTable, int]:
         for sender in range(SENDERS)
     ]
     sizes = tuple(tensor.nbytes for tensor in weights(0).values())
-    return ShardTable(sizes=sizes, held=tuple(map(held_numbers, held))), large + 64
+    return ShardTable(sizes=sizes, held=tuple(map(tuple, held))), large + 64
 
 
 @dataclass

@@ -198,7 +198,7 @@ class Rogue:
         assert transfer is not None
         waiting = WaitLimit(SECONDS, lambda: False)
         hear(self.store, key(transfer.name, "ready", A), Ready, waiting)
-        plan = schedule(TABLE.strips(), side_by_side(TABLE.sizes)[0], {A: everything(TABLE.sizes)}, BLOCK_BYTES["gloo"])
+        plan = schedule(TABLE.held, side_by_side(TABLE.sizes)[0], {A: everything(TABLE.sizes)}, BLOCK_BYTES["gloo"])
         say(self.store, key("lanes 1", "script", A), script_of(plan, A))
         say(self.store, key(transfer.name, "go"), Go(group=1, receivers=(A,)))
         return BroadcastGroup("gloo", self.store, MOST_LANES, SENDER, 2, "127.0.0.1", 1, waiting), transfer, waiting

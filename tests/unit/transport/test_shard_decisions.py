@@ -3,24 +3,25 @@
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
+from refitd_client.contract.decoding import from_json
 from refitd_client.contract.plugin import Receiver, Receivers
 from refitd_client.errors import TransportRefusedError
 from refitd_client.publish.attempt import PublishCall
 from refitd_client.publish.route import decide_route
-from refitd_client.transport.schedule import HeldStrip, Strip, everything, schedule, strip
+from refitd_client.transport.schedule import HeldStrip, everything, schedule, strip
 from refitd_client.transport.script import (
     BlockWord,
     Go,
     LaneWord,
     MemberScript,
+    Move,
     Ready,
     ShardTable,
     StandingLanes,
     decide_lanes,
-    held_numbers,
-    needs_numbers,
     script_of,
     sender_name,
     table_of_whole,
@@ -72,7 +73,8 @@ def test_members_have_as_many_connections_as_all_of_them_make_and_a_large_group_
 
 def test_the_table_of_one_sender_has_all_tensors_side_by_side() -> None:
     table = table_of_whole([5, 0, 24])
-    assert table.strips() == [[HeldStrip(0, strip(0, 5), 0), HeldStrip(2, strip(0, 24), 64)]]
+    assert table.held == ((HeldStrip(0, strip(0, 5), 0), HeldStrip(2, strip(0, 24), 64)),)
+    assert from_json(msgspec.json.encode(table), ShardTable) == table
 
 
 def test_lanes_of_one_backend_are_not_those_of_another() -> None:
@@ -95,43 +97,39 @@ def test_nothing_is_sent_without_each_sender_and_a_receiver(
     assert decide_lanes(senders, receivers, STANDING, TABLE, "gloo", 3) == Go(refused=why)
 
 
+def block(lane: int, *move: int) -> BlockWord:
+    return BlockWord(lane, (Move(*move),))
+
+
 def test_each_member_gets_its_side_of_its_own_lanes() -> None:
     held = [[HeldStrip(0, strip(0, 8), 64)], [HeldStrip(0, strip(8, 8), 0)]]
     plan = schedule(held, [128], {"a": everything([16]), "b": {0: [strip(12, 4)]}}, 100)
     names = [sender_name(0), sender_name(1)]
     lanes = [LaneWord(0, (names[0], "a")), LaneWord(1, (names[1], "a")), LaneWord(2, (names[1], "b"))]
     first, second, a, b = (script_of(plan, name) for name in (*names, "a", "b"))
-    assert first == MemberScript((lanes[0],), (BlockWord(0, (64, 8, 8, 1)),))
-    assert second == MemberScript(tuple(lanes[1:]), (BlockWord(0, (0, 8, 8, 1)), BlockWord(1, (4, 4, 4, 1))))
-    assert a == MemberScript(tuple(lanes[:2]), (BlockWord(0, (128, 8, 8, 1)), BlockWord(1, (136, 8, 8, 1))))
-    assert b == MemberScript((lanes[2],), (BlockWord(0, (140, 4, 4, 1)),))
+    assert first == MemberScript((lanes[0],), (block(0, 64, 8, 8, 1),))
+    assert second == MemberScript(tuple(lanes[1:]), (block(0, 0, 8, 8, 1), block(1, 4, 4, 4, 1)))
+    assert a == MemberScript(tuple(lanes[:2]), (block(0, 128, 8, 8, 1), block(1, 136, 8, 8, 1)))
+    assert b == MemberScript((lanes[2],), (block(0, 140, 4, 4, 1),))
     assert (first.delivered, second.delivered) == (8, 12)
 
 
-def test_a_table_says_what_was_put_into_it() -> None:
-    held, needs = [HeldStrip(2, strip(4, 2, 3, 8), 64), HeldStrip(0, strip(0, 5), 0)], {0: [Strip(1, 2, 3, 4)], 1: []}
-    table = ShardTable(sizes=(5, 0, 24), held=(held_numbers(held), ()), needs={"a": needs_numbers(needs)})
-    assert table.strips() == [held, []]
-    assert (table.needed("a"), table.needed("b")) == ({0: [Strip(1, 2, 3, 4)]}, None)
-
-
 @pytest.mark.parametrize(
-    "block",
+    "odd",
     [
-        BlockWord(1, (0, 8, 8, 1)),
+        block(1, 0, 8, 8, 1),
         BlockWord(0, ()),
-        BlockWord(0, (0, 8, 8)),
-        BlockWord(0, (-1, 8, 8, 1)),
-        BlockWord(0, (0, 8, 0, 1)),
-        BlockWord(0, (0, 4, 8, 2)),
-        BlockWord(0, (93, 8, 8, 1)),
-        BlockWord(0, (0, 50, 8, 3)),
+        block(0, -1, 8, 8, 1),
+        block(0, 0, 8, 0, 1),
+        block(0, 0, 4, 8, 2),
+        block(0, 93, 8, 8, 1),
+        block(0, 0, 50, 8, 3),
     ],
 )
-def test_a_script_that_leads_out_of_the_memory_or_of_its_lanes_is_at_fault(block: BlockWord) -> None:
+def test_a_script_that_leads_out_of_the_memory_or_of_its_lanes_is_at_fault(odd: BlockWord) -> None:
     lane = LaneWord(0, ("sender 0", "a"))
-    assert MemberScript((lane,), (BlockWord(0, (92, 8, 8, 1)), BlockWord(0, (0, 46, 8, 3)))).fault(100) is None
-    assert MemberScript((lane,), (block,)).fault(100) is not None
+    assert MemberScript((lane,), (block(0, 92, 8, 8, 1), block(0, 0, 46, 8, 3))).fault(100) is None
+    assert MemberScript((lane,), (odd,)).fault(100) is not None
 
 
 def place(*devices: str, backends: tuple[str, ...] = ("gloo", "nccl")) -> TrainerPlace:

@@ -73,9 +73,7 @@ class BucketCollection:
 
 async def collect_run(bucket: Bucket, name: str, *, keep: int | None = None, dry: bool = False) -> BucketCollection:
     """Collect from a run in place of its publisher, which may be alive or gone. `keep` and `dry` as for `collect`.
-
-    Raises:
-        BucketError: the store would not; what was deleted until then was rightly deleted.
+    Raises BucketError: the store would not; what was deleted until then was rightly deleted.
     """
     for _ in range(_TAKEOVERS):
         run = await BucketRun.in_place_of_its_writer(bucket, name)
@@ -153,7 +151,6 @@ async def store_time(bucket: Bucket, run: str, writer: str) -> float:
 
 
 async def read_leases(bucket: Bucket) -> list[BucketLease]:
-    """What followers' notes lease."""
     leases: list[BucketLease] = []
     for facts in await bucket.listed(FOLLOWERS_PREFIX):
         key = FOLLOWERS_PREFIX + facts.key.rpartition("/")[2]
@@ -238,6 +235,5 @@ def _require(pointer: Pointer | None) -> Pointer:
 
 
 def _without(gone: Collection[str], pointer: Pointer | None) -> Pointer:
-    """The pointer without these retired versions."""
     had = _require(pointer)
     return replace(had, retired=tuple(retired for retired in had.retired if retired.id not in gone))

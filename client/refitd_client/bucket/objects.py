@@ -195,8 +195,6 @@ class ObjectFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadObject:
-    """An object that was read whole."""
-
     data: bytes
     facts: ObjectFacts
 
@@ -211,11 +209,8 @@ class Bucket:
 
     @classmethod
     def at(cls, url: str) -> "Bucket":
-        """The bucket that a URL names. Nothing is asked of it yet.
-
-        Raises:
-            ValueError: the URL names none.
-            BucketError: the package `obstore` is missing, or a variable for it is wrong.
+        """The bucket that a URL names. Nothing is asked of it yet. Raises ValueError: the URL names none; BucketError:
+        the package `obstore` is missing, or a variable for it is wrong.
         """
         address = parse_bucket_url(url)
         return cls(open_store(address), address.name)

@@ -108,7 +108,6 @@ class BucketVersion:
 
     @property
     def order(self) -> Order:
-        """Its place in its run."""
         return order_of(self.id)
 
 
@@ -149,7 +148,6 @@ class Pointer:
 
     @property
     def newest(self) -> Order:
-        """The place of the newest version."""
         return self.versions[0].order
 
     @property
@@ -174,8 +172,6 @@ class VersionUpload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunsList:
-    """The content of `runs.json`."""
-
     runs: tuple[str, ...]
     format: int = FORMAT
 
@@ -276,10 +272,7 @@ def advanced(pointer: Pointer | None, version: BucketVersion, *, writer: str, ke
 
     Of the newest versions that are not barred `keep` stay, besides those that are pinned or desired and all their
     bases; the others are retired. `pointer` is None before the first version of the run, `writer` is who moves it,
-    `now` the store's time.
-
-    Raises:
-        PointerRefusedError: the version is not newer, or its base does not count.
+    `now` the store's time. Raises PointerRefusedError: the version is not newer, or its base does not count.
     """
     parsed = parse_version_id(version.id)
     if parsed is None:

@@ -77,10 +77,7 @@ class BucketRun:
     async def in_place_of_its_writer(cls, bucket: Bucket, run: str) -> "BucketRun":
         """A run to collect from, whose publisher may be alive or gone: what is moved stays that one's.
 
-        Nothing may be published by it.
-
-        Raises:
-            BucketError: the store would not.
+        Nothing may be published by it. Raises BucketError: the store would not.
         """
         mine = cls(bucket, run, keep=1)
         mine.pointer, mine._tag = await read_pointer(bucket, run)
@@ -149,10 +146,8 @@ class BucketRun:
     async def move(self, change: Callable[[Pointer | None], Pointer]) -> None:
         """Write the pointer that `change` makes of the one that this writer saw last.
 
-        A collection in this writer's place may have moved it since: then of that one.
-
-        Raises:
-            RunBusyError: another writer has moved it since.
+        A collection in this writer's place may have moved it since: then of that one. Raises RunBusyError: another
+        writer has moved it since.
         """
         for _ in range(_TRIES):
             self._require_held()

@@ -61,7 +61,6 @@ class Change:
 
     @property
     def elements(self) -> int:
-        """How many elements the tensor has, changed or not."""
         return elements_of(self.dtype, self.shape)
 
 
@@ -79,7 +78,6 @@ class Delta:
 
     @property
     def changed(self) -> int:
-        """How many elements it lists."""
         return sum(len(change.indices) for change in self.changes.values())
 
 
@@ -154,7 +152,6 @@ def _as_one(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 def _memory_owner(array: NDArray[Any]) -> int:
-    """The id of the object that owns an array's memory."""
     base: Any = array
     while isinstance(base, np.ndarray) and base.base is not None:
         base = base.base
@@ -344,13 +341,11 @@ class ChangeHistory:
         self._steps: deque[StepChanges] = deque()
 
     def add(self, step: StepChanges) -> None:
-        """Add the changes of a version that was published."""
         self._steps.append(step)
         while len(self._steps) > 1 and sum(each.changed for each in self._steps) > self._room:
             self._first = self._steps.popleft().version
 
     def knows(self, version: str) -> bool:
-        """Whether all changes since a version are known."""
         return version == self._first or any(step.version == version for step in self._steps)
 
     def forget_before(self, version: str) -> None:

@@ -69,7 +69,6 @@ class Comparison:
 
     @property
     def is_too_much(self) -> bool:
-        """Whether more elements changed than are wanted."""
         return self.count > self._most
 
     def run(self, tally: "Tally", begin: int, end: int, *, update: bool) -> Counts:
@@ -151,7 +150,6 @@ class SideStream:
         return None if self._stream is None else self._stream.record_event()
 
     def wait(self) -> None:
-        """Wait until all that is queued here is done."""
         if self._stream is not None:
             self._stream.synchronize()
 
@@ -205,14 +203,11 @@ class _Buffer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Slice:
-    """A part of a block of host memory."""
-
     block: Any
     begin: int
     end: int
 
     def leads_to(self, other: "_Slice") -> bool:
-        """Whether another slice begins where this one ends."""
         return self.block is other.block and self.end == other.begin
 
     def array_to(self, last: "_Slice") -> Bits:
@@ -230,7 +225,6 @@ class _Arena:
         self._blocks: dict[Any, tuple[Any, int]] = {}
 
     def reserve(self, count: int, kind: Any) -> None:
-        """Have room for `count` more numbers of a type."""
         block, used = self._blocks.get(kind, (None, 0))
         if block is None or used + count > len(block):
             size = max(count, self._least)

@@ -182,12 +182,10 @@ def scanned_anew(sources: Sequence[TensorSource], count: int) -> ShadowDiff:
 
 
 def scan_inputs(sources: Sequence[TensorSource]) -> Iterator[ScanInput]:
-    """Tensors to scan for fingerprints and for NaN and infinity."""
     return (ScanInput(source.tensor(), rule_of(source.entry.dtype), source.is_view) for source in sources)
 
 
 def on(device: Any) -> Any:
-    """A context in which a GPU is the current one."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 

@@ -47,8 +47,6 @@ _KindT = TypeVar("_KindT")
 
 
 class TensorRecord(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True, gc=False):
-    """One tensor in the metadata's `tensors`."""
-
     dtype: str
     shape: tuple[int, ...]
     changed: int
@@ -74,8 +72,6 @@ class _Place(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 class _Described(msgspec.Struct, gc=False):
-    """A header of which only the metadata is parsed."""
-
     metadata: msgspec.Raw = msgspec.field(name=METADATA_KEY)
 
 
@@ -103,7 +99,6 @@ class Head:
 
     @property
     def version(self) -> str:
-        """The id of the version that it leads to."""
         return self.metadata.version
 
     @property
@@ -118,11 +113,8 @@ def bytes_of_change(dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def read_head(fd: int) -> Head:
-    """Read and check the header of an open file. No other part of the file is read.
-
-    Raises:
-        DeltaRefusedError: it breaks a rule. The message is a sentence about "it", the file.
-        OSError: it cannot be read.
+    """Read and check the header of an open file. No other part of the file is read. Raises DeltaRefusedError: it breaks
+    a rule. The message is a sentence about "it", the file; OSError: it cannot be read.
     """
     size = os.fstat(fd).st_size
     return _parse(read_at(fd, _header_length(read_at(fd, min(8, size), 0), size), 8), size)
@@ -135,7 +127,6 @@ def head_in(view: memoryview) -> Head:
 
 
 def named(name: str) -> str:
-    """A tensor's name as error messages show it."""
     return f"tensor {name[:_FOREIGN_SHOWN]!a}"
 
 
@@ -282,7 +273,6 @@ def _check_row(name: str, row: TensorRecord) -> None:
 
 @lru_cache(1024)  # a model's tensors have few shapes; a foreign one is as short as these
 def _is_possible(dtype: str, shape: tuple[int, ...]) -> bool:
-    """Whether a version may have a tensor of this kind."""
     if not all(0 <= size <= _MAX_SIZE for size in shape):
         return False
     return prod(shape) <= _MAX_SIZE and not prod(shape) * header.BITS[dtype] % 8
@@ -311,7 +301,6 @@ def _check_places(places: Mapping[str, _Place], rows: Mapping[str, TensorRecord]
 
 @lru_cache(1024)
 def _entry_types(dtype: str, shape: tuple[int, ...]) -> tuple[str, str]:
-    """The dtypes of a tensor's indices and values as they are in memory."""
     width = width_of(dtype)
     index_dtype = UNSIGNED[index_type(elements_of(dtype, shape))().itemsize]
     return index_dtype, dtype if header.BITS[dtype] == 8 * width else UNSIGNED[width]

@@ -112,7 +112,6 @@ class DeltaWeights:
 
     @property
     def size(self) -> int:
-        """The bytes of the file."""
         return self.encoded.size
 
     @property
@@ -191,7 +190,6 @@ class DeltaMaker:
         return self._go_on(memory, content, full, version)
 
     def committed(self, version: str) -> None:
-        """Remember that the planned version was published."""
         memory = self._memory
         if memory is None:
             return
@@ -288,12 +286,10 @@ class DeltaMaker:
 
 
 def _sources(full: TensorShards | SelfCompared) -> Any:
-    """What is compared of weights (`VersionShadows`)."""
     return full.sources if isinstance(full, TensorShards) else full
 
 
 def _entries(full: TensorShards | SelfCompared) -> dict[str, Entry]:
-    """The tensors by name, as they lie in the shards."""
     return {entry.name: entry for entries in full.tensors.values() for entry in entries}
 
 

@@ -255,21 +255,13 @@ class DeltaFile:
     """An open file whose header was read and checked. Threads may share it; the descriptor stays the caller's."""
 
     def __init__(self, fd: int) -> None:
-        """Read its header.
-
-        Raises:
-            DeltaRefusedError: it breaks a rule.
-            OSError: it cannot be read.
-        """
+        """Read its header. Raises DeltaRefusedError: it breaks a rule; OSError: it cannot be read."""
         self._fd = fd
         self.head: Head = read_head(fd)
 
     def check_digest(self) -> None:
-        """Check the file against the digest at its end. Takes the memory of a piece for each thread.
-
-        Raises:
-            DeltaRefusedError: it is damaged.
-            OSError: it cannot be read, or is shorter than it was.
+        """Check the file against the digest at its end. Takes the memory of a piece for each thread. Raises
+        DeltaRefusedError: it is damaged; OSError: it cannot be read, or is shorter than it was.
         """
         fd, end = self._fd, os.fstat(self._fd).st_size - DIGEST_BYTES
 
@@ -281,11 +273,9 @@ class DeltaFile:
         _check_digest(read_at(fd, DIGEST_BYTES, end), blocks)
 
     def pieces(self, name: str) -> Iterator[tuple[Indices, Bits]]:
-        """A tensor's indices with their new values, in order. Each piece is checked before it is returned.
-
-        Raises:
-            DeltaRefusedError: indices are not in strict order, or beyond the tensor. The sentence names the tensor.
-            OSError: the file cannot be read.
+        """A tensor's indices with their new values, in order. Each piece is checked before it is returned. Raises
+        DeltaRefusedError: indices are not in strict order, or beyond the tensor. The sentence names the tensor;
+        OSError: the file cannot be read.
         """
         row, last = self.head.rows[name], -1
         elements, *kinds = _kinds_of(row.dtype, row.shape)
@@ -341,6 +331,5 @@ def _change(name: str, row: TensorRecord, head: Head, file: NDArray[np.uint8], *
 
 @lru_cache(1024)  # a model's tensors have few shapes
 def _kinds_of(dtype: str, shape: tuple[int, ...]) -> tuple[int, np.dtype[Any], np.dtype[Any]]:
-    """How many elements a tensor has, and the types of its indices and values."""
     elements = elements_of(dtype, shape)
     return elements, np.dtype(index_type(elements)), np.dtype(f"<u{width_of(dtype)}")

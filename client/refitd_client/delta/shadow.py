@@ -92,9 +92,7 @@ class Shadow(Protocol):
         """The copy's bits at some indices of some tensors."""
         ...
 
-    def close(self) -> None:
-        """Free the copy."""
-        ...
+    def close(self) -> None: ...
 
 
 class _Copies:
@@ -104,7 +102,6 @@ class _Copies:
     """
 
     def __init__(self, run: Run) -> None:
-        """Copy the tensors."""
         width = width_of(run.entries[0].dtype)
         self.run = run
         self.begins = np.cumsum([0, *(entry.nbytes // width for entry in run.entries)])
@@ -204,7 +201,6 @@ class Shadows:
         return None if {source.entry.name: source.place for source in sources} == self._home else OTHERS
 
     def find(self, sources: Sequence[TensorSource], most: int) -> ShadowDiff:
-        """As `Shadow.find`, of all tensors."""
         diff = ShadowDiff()
         for place, part in _by_place(sources).items():
             diff.add(self._parts[place].find(part, most), most)
@@ -214,14 +210,12 @@ class Shadows:
         return diff
 
     def gather(self, wanted: Mapping[str, Indices]) -> dict[str, Bits]:
-        """As `Shadow.gather`, of all tensors."""
         gathered: dict[str, Bits] = {}
         for place, part in self._parts.items():
             gathered |= part.gather({name: at for name, at in wanted.items() if self._home[name] == place})
         return gathered
 
     def close(self) -> None:
-        """Free all copies."""
         for part in self._parts.values():
             part.close()
 
@@ -250,9 +244,7 @@ class SelfCompared(Protocol):
     """Weights of which no process has all tensors, and which are compared where they are (`sharded/`)."""
 
     @property
-    def check_finite(self) -> bool:
-        """Whether a value that is not finite is refused."""
-        ...
+    def check_finite(self) -> bool: ...
 
     @property
     def tensors(self) -> dict[str, list[Entry]]: ...

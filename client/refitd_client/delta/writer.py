@@ -48,7 +48,6 @@ class EncodedDelta:
 
     @cached_property
     def size(self) -> int:
-        """The bytes of the file."""
         return len(self.head) + sum(array.nbytes for array in self.arrays) + DIGEST_ENTRY.nbytes
 
     def parts(self) -> list[memoryview]:

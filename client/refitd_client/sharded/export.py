@@ -95,11 +95,8 @@ class RankExport:
         self._under_way: Sending | None = None
 
     def lend(self, order: LendOrder, parts: Sequence[SentPart], holdings: Mapping[str, Holding]) -> LentReply:
-        """Scan some parts, and say where they lie. The very same sequence means the same parts.
-
-        Raises:
-            DriverError, NotSharedError, NoTransferError: other processes cannot read the memory.
-            OSError: the lock cannot be made.
+        """Scan some parts, and say where they lie. The very same sequence means the same parts. Raises DriverError,
+        NotSharedError, NoTransferError: other processes cannot read the memory; OSError: the lock cannot be made.
         """
         flats = self._readable(parts, holdings)
         rules = [rule_of(each.entry.dtype) if self._check_finite else NO_RULE for each in parts]
@@ -164,7 +161,6 @@ class RankExport:
             exporter.end_rank(self._folder, lock)
 
     def close(self) -> None:
-        """End the process, and free the memory."""
         self.end()
         self.sender.close()  # first: it ends what is under way
         self.stop()
@@ -309,11 +305,8 @@ class SharedExport:
         self._slices: dict[str, bytes] = {}
 
     def scan(self) -> Mapping[str, Scan]:
-        """Have every rank scan what it lends. Returns what the scans add up to.
-
-        Raises:
-            NoTransferError: a rank cannot lend what it has, or they cannot lend it together.
-            RankLostError: a rank is gone.
+        """Have every rank scan what it lends. Returns what the scans add up to. Raises NoTransferError: a rank cannot
+        lend what it has, or they cannot lend it together; RankLostError: a rank is gone.
         """
         shards, is_lent = self._shards, self._destination is None
         if self._destination is not None:

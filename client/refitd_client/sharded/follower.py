@@ -84,12 +84,10 @@ class Reader:
         self._bounce: Any = None
 
     def close(self) -> None:
-        """End the threads, and free the buffer."""
         self._pool.shutdown()
         self._bounce = None
 
     def each(self, items: Iterable[In], do: Callable[[In], Out]) -> list[Out]:
-        """Call `do` with every item, in the threads."""
         return list(self._pool.map(do, items))
 
     def read(self, flat: Any, strips: Iterable[Strip], dtype: str, use: Use) -> int:
@@ -163,7 +161,6 @@ def _ended(tasks: "list[Future[int]]") -> int:
 
 
 def digested(path: Path) -> tuple[ManifestFile, dict[str, int]]:
-    """A file's entry in the manifest."""
     with plain_file(path) as fd:
         found, size = FileDigest(), 0
         buffer = memoryview(bytearray(_DIGESTED_AT_ONCE))

@@ -28,8 +28,6 @@ _ELEMENTS = 64  # of a sample
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamingOptions:
-    """How a publisher names and casts the tensors that it is given."""
-
     casts: Casts
     rename: Rename | None
 
@@ -47,13 +45,9 @@ class Holding:
 
 
 def holdings_of(weights: Any, options: NamingOptions, sharded: Mapping[str, Sharded]) -> dict[str, Holding]:
-    """This rank's tensors by published name.
-
-    Args:
-        sharded: describes plain tensors that are parts, by the trainer's name, with or without the marks of wrappers.
-
-    Raises:
-        InvalidWeightsError: the weights are no module or state dict, or hold what cannot be published.
+    """This rank's tensors by published name. `sharded`: describes plain tensors that are parts, by the trainer's name,
+    with or without the marks of wrappers. Raises InvalidWeightsError: the weights are no module or state dict, or hold
+    what cannot be published.
     """
     state, patterns, known = _state(weights)
     names = published_names(state.keys(), after(known, options.rename))
@@ -122,7 +116,6 @@ def plain_of(tensor: Any) -> Any:
 
 
 def is_dtensor(tensor: Any) -> bool:
-    """Whether a tensor is sharded or replicated over a mesh."""
     return hasattr(tensor, "placements") and hasattr(tensor, "device_mesh")
 
 
@@ -175,7 +168,6 @@ def _holding(tensor: Any, name: str, old: str, casts: Casts, part: Sharded | Non
 
 
 def _splits_of(name: str, tensor: Any) -> list[Split]:
-    """How placements on a DTensor's mesh split the whole tensor for this rank."""
     mesh = tensor.device_mesh
     place = mesh.get_coordinate()
     if place is None:

@@ -63,7 +63,6 @@ class Split:
 
 
 def whole_box(shape: Sequence[int]) -> Box:
-    """The box that is all of a tensor."""
     return Box(start=(0,) * len(shape), shape=tuple(shape))
 
 
@@ -78,11 +77,7 @@ def run_length(box: Box, shape: Sequence[int]) -> int:
 
 
 def runs(box: Box, shape: Sequence[int], begin: int, end: int) -> Iterator[ElementRun]:
-    """The contiguous runs of a part of a box.
-
-    Args:
-        begin: the first element of the part, counted in the box.
-    """
+    """The contiguous runs of a part of a box. `begin`: the first element of the part, counted in the box."""
     length = run_length(box, shape)
     while begin < end:
         at, stride, rest = 0, 1, begin
@@ -141,7 +136,6 @@ def boxes_of(shape: Sequence[int], splits: Sequence[Split]) -> list[Box]:
 
 
 def local_shape(shape: Sequence[int], splits: Sequence[Split]) -> tuple[int, ...]:
-    """The shape of a rank's local tensor."""
     return tuple(_length(side) for side in _sides(shape, splits))
 
 
@@ -284,13 +278,8 @@ def lay_out(
     max_shard_bytes: int | None,
     check_finite: bool,
 ) -> ShardedLayout:
-    """Decide a version's layout.
-
-    Args:
-        inventory: returns the names in the base model's checkpoint, None if there is none.
-
-    Raises:
-        InvalidWeightsError: ranks disagree about a tensor, or hold no whole one together.
+    """Decide a version's layout. `inventory`: returns the names in the base model's checkpoint, None if there is none.
+    Raises InvalidWeightsError: ranks disagree about a tensor, or hold no whole one together.
     """
     wholes = _united(claims)
     sources = [
@@ -371,7 +360,6 @@ def _united(claims: list[list[Claim]]) -> dict[str, WholeTensor]:
 
 
 def shared_out(wholes: Sequence[WholeTensor], ranks: int) -> list[list[WritePart]]:
-    """The parts that each rank writes."""
     load = [0] * ranks
     parts: list[list[WritePart]] = [[] for _ in range(ranks)]
     for whole in wholes:

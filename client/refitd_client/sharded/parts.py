@@ -55,12 +55,10 @@ class SentPart:
 
     @property
     def elements(self) -> int:
-        """How many elements the whole tensor has."""
         return elements_of(self.entry.dtype, self.entry.shape)
 
     @property
     def index_type(self) -> type[np.uint32] | type[np.uint64]:
-        """The type of indices in the whole tensor."""
         return index_type(self.elements)
 
     def to_whole(self, at: Indices, out: Indices) -> None:
@@ -176,11 +174,8 @@ class PartScanner:
 
     def scan(self, parts: Sequence[SentPart], addresses: Sequence[int], device: Any) -> list[Scan]:
         """What each part adds to its tensor's fingerprint, and how many of its elements are not finite. Along the
-        current stream, and waits for it.
-
-        Args:
-            parts: the parts. The very same sequence means the same parts.
-            addresses: of each part's first byte: its elements lie together in the published dtype.
+        current stream, and waits for it. `parts`: the parts. The very same sequence means the same parts. `addresses`:
+        of each part's first byte: its elements lie together in the published dtype.
         """
         if not parts:
             return []

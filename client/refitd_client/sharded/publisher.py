@@ -150,7 +150,6 @@ class RankSettings:
 
     @classmethod
     def of(cls, root: str | os.PathLike[str], run: str, max_shard_bytes: int | None) -> Self:
-        """Those of a rank that was given these arguments."""
         path = Path(root).absolute()
         return cls(run=run, root=str(path), marks=_marks(path), max_shard_bytes=max_shard_bytes)
 
@@ -169,10 +168,8 @@ def require_same_settings(ranks: Sequence[RankSettings]) -> None:
 
 
 def require_alike(rank: int, opening: Opening, first: Opening) -> None:
-    """Hold what a rank asks for against what rank 0 does.
-
-    Raises:
-        StepConflictError: it is at another step. PublishError: it asks for something else than rank 0.
+    """Hold what a rank asks for against what rank 0 does. Raises StepConflictError: it is at another step.
+    PublishError: it asks for something else than rank 0.
     """
     if opening.step != first.step:
         raise StepConflictError(

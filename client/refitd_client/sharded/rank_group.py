@@ -47,11 +47,8 @@ class RankGroup:
     def __init__(self, process_group: Any, timeout: float) -> None:
         """Join. Without a group it is all ranks, which make a group of their own for this: a collective call.
 
-        A `timeout` that is none is taken for the usual one: the ranks need the group to hear of it.
-
-        Raises:
-            PublishError: torch.distributed is not initialised, a rank does not come, or the group cannot carry CPU
-                tensors.
+        A `timeout` that is none is taken for the usual one: the ranks need the group to hear of it. Raises
+        PublishError: torch.distributed is not initialised, a rank does not come, or the group cannot carry CPU tensors.
         """
         import torch
         from torch import distributed
@@ -93,21 +90,15 @@ class RankGroup:
         self._group = None
 
     def require_whole(self) -> None:
-        """Check that the group can be used.
-
-        Raises:
-            PublishError: a rank was lost before, or the publisher is closed.
-        """
+        """Check that the group can be used. Raises PublishError: a rank was lost before, or the publisher is closed."""
         if self._group is None:
             raise PublishError("this publisher is closed: open another")
         if self.broken is not None:
             raise PublishError(f"this publisher cannot be used any more ({self.broken}): open another on every rank")
 
     def tell(self, message: Any, longer: float = 0.0) -> None:
-        """Send rank 0 an answer. `longer` as for `hear`.
-
-        Raises:
-            RankLostError: rank 0 is gone, or does not listen in time.
+        """Send rank 0 an answer. `longer` as for `hear`. Raises RankLostError: rank 0 is gone, or does not listen in
+        time.
         """
         try:
             self._messages.send(message, 0, self._timeout * _LEAD_PATIENCE + longer)
@@ -115,10 +106,8 @@ class RankGroup:
             raise self._lost_lead(error) from error
 
     def hear(self, longer: float = 0.0) -> Any:
-        """Receive the next message from rank 0. `longer` are seconds that rank 0 may wait for others than ranks.
-
-        Raises:
-            RankLostError: rank 0 is gone, or sends nothing in time.
+        """Receive the next message from rank 0. `longer` are seconds that rank 0 may wait for others than ranks. Raises
+        RankLostError: rank 0 is gone, or sends nothing in time.
         """
         try:
             return self._messages.receive(self._messages.expect(0), 0, self._timeout * _LEAD_PATIENCE + longer)
@@ -126,11 +115,8 @@ class RankGroup:
             raise self._lost_lead(error) from error
 
     def hear_all(self, own: Any, doing: str) -> list[Any]:
-        """Receive the answers of all ranks, with `own` as rank 0's. Only rank 0 calls it.
-
-        Raises:
-            RankLostError: a rank is gone or late with `doing`. The other answers were received, so those ranks are in
-                step.
+        """Receive the answers of all ranks, with `own` as rank 0's. Only rank 0 calls it. Raises RankLostError: a rank
+        is gone or late with `doing`. The other answers were received, so those ranks are in step.
         """
         ends = time.monotonic() + self._timeout
         answers: list[Any] = [own]
@@ -156,10 +142,7 @@ class RankGroup:
 
         Where `are_orders`, those who get one answer it. Before what is no order, such as the end of a publication,
         answers are received that were not heard, since another rank was lost meanwhile: one that answers does not
-        listen.
-
-        Raises:
-            RankLostError: a rank is gone, or does not listen.
+        listen. Raises RankLostError: a rank is gone, or does not listen.
         """
         lost: dict[int, RuntimeError] = {}
         if not are_orders:
@@ -203,7 +186,6 @@ class RankGroup:
 
 
 def portable(error: BaseException) -> Exception:
-    """An error that can be sent to another process."""
     plain = PublishError(f"{type(error).__name__}: {error}")
     if not isinstance(error, Exception):
         return plain
@@ -230,10 +212,8 @@ class RankMessages:
         self._torch, self._distributed, self._group, self._ranks = torch, distributed, group, ranks
 
     def send(self, message: Any, to: int, timeout: float) -> None:
-        """Send a message. Returns when the rank has received it: two that send to each other wait for ever.
-
-        Raises:
-            RuntimeError: the rank is gone, or does not listen within the seconds.
+        """Send a message. Returns when the rank has received it: two that send to each other wait for ever. Raises
+        RuntimeError: the rank is gone, or does not listen within the seconds.
         """
         body, *beside = parts_of(message)
         tensors = [self._torch.tensor([len(body), len(beside)], dtype=self._torch.int64), self._bytes(body)]
@@ -249,11 +229,7 @@ class RankMessages:
         return numbers, self._distributed.irecv(numbers, src=self._ranks[source], group=self._group)
 
     def receive(self, expected: tuple[Any, Any], source: int, timeout: float) -> Any:
-        """The message of an `expect`.
-
-        Raises:
-            RuntimeError: the rank is gone, or sends nothing within the seconds.
-        """
+        """The message of an `expect`. Raises RuntimeError: the rank is gone, or sends nothing within the seconds."""
         numbers, work = expected
         work.wait(timedelta(seconds=timeout))
 

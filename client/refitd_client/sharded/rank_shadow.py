@@ -75,7 +75,6 @@ class RankShadow:
         self._number, self._shadows, self._parts, self._sums = 0, None, [], {}
 
     def release(self) -> None:
-        """Release the trainer's tensors."""
         for source in self._sources:
             if source.held is not None:
                 source.held.value = None
@@ -93,11 +92,8 @@ class RankShadow:
         return ChangesReply(shifts=self._sums)
 
     def answer(self, order: CompareOrder | GatherOrder, holdings: Mapping[str, Holding]) -> ChangesReply:
-        """Compare the parts with the copy, or say what is in it.
-
-        Raises:
-            InvalidWeightsError: a changed element is NaN or infinite, and such weights are to be refused.
-            PublishError: this rank has no such copy.
+        """Compare the parts with the copy, or say what is in it. Raises InvalidWeightsError: a changed element is NaN
+        or infinite, and such weights are to be refused; PublishError: this rank has no such copy.
         """
         if self._shadows is None or order.number != self._number:
             raise PublishError("this rank has no copy of the version that it is to compare with")
@@ -251,7 +247,6 @@ class SharedShadows:
     """
 
     def __init__(self, shards: "SharedShards") -> None:
-        """Have every rank copy its parts."""
         self._shards, self._count = shards, shards.lead.shadow_count
         self._layout = shards.agreed.number
         self._names = [{part.name for part in own} for own in shards.agreed.layout.parts]

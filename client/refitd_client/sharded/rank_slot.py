@@ -65,7 +65,6 @@ class WriterProgress:
     """One rank's row, as that rank says it. For one thread."""
 
     def __init__(self, fd: int, names: Iterable[str], rank: int) -> None:
-        """Nothing is said yet."""
         self._fd, shards = fd, sorted(names)
         first = rank * len(shards)
         self._place = {name: (first + number) * _NUMBER_BYTES for number, name in enumerate(shards)}
@@ -104,8 +103,6 @@ class SlotPiece:
 
 @dataclass(frozen=True, slots=True)
 class SlotPart:
-    """A part, and its pieces. `file` is the file's number."""
-
     sent: SentPart
     file: int
     pieces: Sequence[SlotPiece]
@@ -393,7 +390,6 @@ class SlotShare:
     def copy(
         self, plan: SlotPlan, holdings: Mapping[str, Holding], rank: int, scanner: PartScanner | None
     ) -> ScansByName:
-        """Copy everything, and scan it meanwhile."""
         progress = WriterProgress(self._progress, self._names, rank)
         for name, begin in zip(self._names, plan.first, strict=True):
             progress.reached(name, begin)

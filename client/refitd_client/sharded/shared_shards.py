@@ -79,7 +79,6 @@ class SharedShards:
 
     @property
     def size(self) -> int:
-        """The bytes that the shards will take."""
         return self.agreed.layout.shards.size
 
     @property
@@ -126,9 +125,7 @@ class SharedShards:
 
     def write(self, staging: Staging) -> None:
         """Have every rank write its parts, and the files digested: meanwhile where GPUs copy into a slot, else then.
-
-        Raises:
-            PublishError: a rank failed, was lost, or has no room.
+        Raises PublishError: a rank failed, was lost, or has no room.
         """
         if not staging.recycled:
             staging.require_space(self.size)

@@ -183,14 +183,8 @@ class GroupChild:
         return None if self._process is None else self._process.pid
 
     def ask(self, order: Order, within: float, stop: Event | None = None) -> Reply:
-        """Give an order, and wait for the reply.
-
-        Args:
-            within: seconds after which the process is ended.
-            stop: once set, the process is told to stop waiting, and ended if it does not.
-
-        Raises:
-            ChildLostError: there is no reply.
+        """Give an order, and wait for the reply. `within`: seconds after which the process is ended. `stop`: once set,
+        the process is told to stop waiting, and ended if it does not. Raises ChildLostError: there is no reply.
         """
         with self._turn:
             try:
@@ -262,11 +256,8 @@ Work = Callable[[Order, Callable[[], bool]], Reply]
 
 
 def serve(line: Connection, work: Work, end: Callable[[], None]) -> None:
-    """Carry out orders until the parent is gone; then the process ends, whatever it does.
-
-    Args:
-        work: carries out one order. It raises nothing.
-        end: removes what would outlive the process.
+    """Carry out orders until the parent is gone; then the process ends, whatever it does. `work`: carries out one
+    order. It raises nothing. `end`: removes what would outlive the process.
     """
     stopped, orders, parent = Event(), SimpleQueue[Order](), os.getppid()
 

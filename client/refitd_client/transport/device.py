@@ -34,10 +34,8 @@ class _Handle(ctypes.Structure):
 
 
 def place_of(tensor: Any) -> DevicePlace:
-    """Where a contiguous CUDA tensor lies. The caller keeps its memory until the offer is withdrawn.
-
-    Raises:
-        DriverError: this memory cannot be exported.
+    """Where a contiguous CUDA tensor lies. The caller keeps its memory until the offer is withdrawn. Raises
+    DriverError: this memory cannot be exported.
     """
     base, size, address = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_uint64(tensor.data_ptr())
     handle = _Handle()
@@ -75,12 +73,9 @@ class DeviceMemory:
         self._opened: dict[Allocation, _OpenedAllocation] = {}
 
     def tensor(self, place: DevicePlace, dtype: str, shape: tuple[int, ...]) -> Any:
-        """A view of a tensor, for the device that is current in this thread. It must only be read.
-
-        Raises:
-            DriverError: the process is gone, it is this one, or the GPUs cannot reach each other; the tensor ends
-                beyond its allocation, where the driver says its size; or it lies on another GPU, of whose memory torch
-                makes a copy.
+        """A view of a tensor, for the device that is current in this thread. It must only be read. Raises DriverError:
+        the process is gone, it is this one, or the GPUs cannot reach each other; the tensor ends beyond its allocation,
+        where the driver says its size; or it lies on another GPU, of whose memory torch makes a copy.
         """
         torch: Any = sys.modules["torch"]
         nbytes = prod(shape) * BITS[dtype] // 8
@@ -101,11 +96,9 @@ class DeviceMemory:
                 _done(_driver().cuIpcCloseMemHandle(ctypes.c_uint64(opened.address)), "close an allocation")
 
     def addresses(self, ends: Mapping[Allocation, int], device: int) -> dict[Allocation, int]:
-        """Where allocations begin, as a GPU of this process sees them. `ends` are the bytes used of each.
-
-        Raises:
-            DriverError: the process is gone, it is this one, or the GPUs cannot reach each other; or an allocation has
-                fewer bytes.
+        """Where allocations begin, as a GPU of this process sees them. `ends` are the bytes used of each. Raises
+        DriverError: the process is gone, it is this one, or the GPUs cannot reach each other; or an allocation has
+        fewer bytes.
         """
         if new := ends.keys() - self._opened.keys():
             with _context_of(device):  # once for all: beside SGLang's loop each step waits for the interpreter's lock

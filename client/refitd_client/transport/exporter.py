@@ -36,9 +36,7 @@ def begin(folder: Path) -> None:
     """Take the exporter's lock of a run's folder, which this process has locked. Does nothing the second time.
 
     Offers that a dead trainer has left there are emptied and unlinked first: our lock must not make them valid again.
-
-    Raises:
-        OSError: the files cannot be made, or the file system has no such locks.
+    Raises OSError: the files cannot be made, or the file system has no such locks.
     """
     with _TURN:
         if folder / NAME in _HELD_FILES:
@@ -54,10 +52,8 @@ def begin(folder: Path) -> None:
 
 
 def begin_rank(folder: Path) -> str:
-    """Take a lock of this process's own beside that of the exporter, which is another rank. Returns its name.
-
-    Raises:
-        OSError: as `begin`.
+    """Take a lock of this process's own beside that of the exporter, which is another rank. Returns its name. Raises
+    OSError: as `begin`.
     """
     name = _OF_RANKS.replace("*", secrets.token_hex(8))
     with _TURN:

@@ -117,10 +117,8 @@ class Exported(Protocol):
     """The tensors of a version, on their way into an offer. Each method is called once, in this order."""
 
     def scan(self) -> Mapping[str, Scan]:
-        """The fingerprints by name, in the version's order, and how many elements are not finite.
-
-        Raises:
-            NoTransferError, DriverError, NotSharedError: they cannot be exported.
+        """The fingerprints by name, in the version's order, and how many elements are not finite. Raises
+        NoTransferError, DriverError, NotSharedError: they cannot be exported.
         """
         ...
 
@@ -210,11 +208,8 @@ class ExportTarget:
         return version_id(self.run, self.order)
 
     def tell(self, *, offer: str | None = None, failed: str | None = None) -> None:
-        """Send the notice of a version without files.
-
-        Raises:
-            ServiceError: it is refused, or the service does not answer.
-            OSError, ValueError: there is no token to send.
+        """Send the notice of a version without files. Raises ServiceError: it is refused, or the service does not
+        answer; OSError, ValueError: there is no token to send.
         """
         notice = Notice(
             run=self.run,
@@ -242,17 +237,10 @@ class TensorExport:
     _told: bool = field(default=False, init=False)
 
     def of(self, content: Content, stage: Callable[[Content], StagedT]) -> tuple[StagedT | None, Handed]:
-        """Export the tensors until engines have answered. If nothing is exported, the result says why.
-
-        Args:
-            stage: takes what its files need of the tensors.
-
-        Returns:
-            What `stage` has returned, None where the version is to have no files; and the result of the hand-over.
-
-        Raises:
-            InvalidWeightsError: a tensor is not finite.
-            Exception: what `stage` raises.
+        """Export the tensors until engines have answered. If nothing is exported, the result says why. `stage`: takes
+        what its files need of the tensors. Returns what `stage` has returned, None where the version is to have no
+        files; and the result of the hand-over. Raises InvalidWeightsError: a tensor is not finite; Exception: what
+        `stage` raises.
         """
         weights = content.weights
         if not isinstance(weights, (TensorShards, ShardsOfRanks)):
@@ -312,11 +300,8 @@ class Handover:
     """An offer under way. Call `complete` or `withdraw`. `fingerprints` are those of the tensors, by name."""
 
     def __init__(self, target: ExportTarget, exported: Exported) -> None:
-        """Offer the tensors, and tell the service.
-
-        Raises:
-            InvalidWeightsError: a tensor is not finite.
-            NotOfferedError: there is nothing to export, or the service cannot be told.
+        """Offer the tensors, and tell the service. Raises InvalidWeightsError: a tensor is not finite; NotOfferedError:
+        there is nothing to export, or the service cannot be told.
         """
         self._target, self._began = target, time.monotonic()
         self.timings: dict[str, float] = {}

@@ -67,11 +67,7 @@ class MemberProcess:
         """Nothing of it outlives the process: the file is its parent's."""
 
     def _join(self, order: JoinGroup) -> None:
-        """Join.
-
-        Raises:
-            RuntimeError, ValueError: the group was not made in time.
-        """
+        """Join. Raises RuntimeError, ValueError: the group was not made in time."""
         os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # the store is the trainer's, not that of a torchrun
         if order.backend == "nccl":
             self._device = f"cuda:{order.device}"
@@ -126,10 +122,8 @@ class MemberProcess:
 @contextmanager
 def _tensors_of(path: Path, entries: Sequence[Entry]) -> Generator[dict[str, torch.Tensor]]:
     """A new safetensors file of these tensors, which are to be filled inside the context: views of the file by name.
-
-    Raises:
-        OSError: it cannot be made, or there is no room for it.
-        InvalidWeightsError: they are too many for one header.
+    Raises OSError: it cannot be made, or there is no room for it; InvalidWeightsError: they are too many for one
+    header.
     """
     ordered = sorted(entries, key=file_order)
     head = encode(ordered)

@@ -60,10 +60,8 @@ class WaitLimit:
         return WaitLimit(min(seconds, max(self._deadline - time.monotonic(), 0.0)), self._stopped)
 
     def left(self) -> float:
-        """Seconds until the deadline, at least a millisecond.
-
-        Raises:
-            TransferError: the deadline has passed, or the wait was stopped.
+        """Seconds until the deadline, at least a millisecond. Raises TransferError: the deadline has passed, or the
+        wait was stopped.
         """
         if self._stopped():
             raise TransferError("it was stopped")
@@ -74,13 +72,8 @@ class WaitLimit:
 
 
 def open_store(host: str) -> tuple[Any, int]:
-    """The sender's store, on a free port of one address of this host.
-
-    Returns:
-        The store and its port.
-
-    Raises:
-        OSError: the address is not one of this host's.
+    """The sender's store, on a free port of one address of this host. Returns the store and its port. Raises OSError:
+    the address is not one of this host's.
     """
     listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     port = int(listener.getsockname()[1])
@@ -92,11 +85,7 @@ def open_store(host: str) -> tuple[Any, int]:
 
 
 def join_store(host: str, port: int, waiting: WaitLimit) -> Any:
-    """The sender's store, from a receiver.
-
-    Raises:
-        TransferError: it cannot be reached.
-    """
+    """The sender's store, from a receiver. Raises TransferError: it cannot be reached."""
     try:
         return dist.TCPStore(
             host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=waiting.left())
@@ -106,11 +95,7 @@ def join_store(host: str, port: int, waiting: WaitLimit) -> Any:
 
 
 def say(store: Any, name: str, word: msgspec.Struct) -> None:
-    """Write a word for the others.
-
-    Raises:
-        TransferError: the store is gone.
-    """
+    """Write a word for the others. Raises TransferError: the store is gone."""
     try:
         store.set(name, msgspec.json.encode(word).decode())
     except RuntimeError as error:
@@ -118,11 +103,7 @@ def say(store: Any, name: str, word: msgspec.Struct) -> None:
 
 
 def hear(store: Any, name: str, kind: type[Word], waiting: WaitLimit) -> Word:
-    """Wait for a word of another member.
-
-    Raises:
-        TransferError: it has not come in time, or the store is gone.
-    """
+    """Wait for a word of another member. Raises TransferError: it has not come in time, or the store is gone."""
     while True:
         try:
             store.wait([name], timedelta(seconds=min(waiting.left(), _SLICE_SECONDS)))
@@ -174,10 +155,8 @@ class BroadcastGroup:
             raise TransferError(f"the {backend} group of {size} was not made: {first_line(error)}") from error
 
     def begin(self, block: torch.Tensor) -> Any:
-        """Begin to send a block, or to receive into it. Returns what `end` waits for.
-
-        Raises:
-            TransferError: a member is gone. The group is of no use any more.
+        """Begin to send a block, or to receive into it. Returns what `end` waits for. Raises TransferError: a member is
+        gone. The group is of no use any more.
         """
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = SENDER, 0
@@ -186,9 +165,7 @@ class BroadcastGroup:
 
     def end(self, work: Any, waiting: WaitLimit) -> None:
         """Wait until a block was sent or has arrived; with `nccl` only what this process's stream does next waits.
-
-        Raises:
-            TransferError: a member is gone, or the time was over.
+        Raises TransferError: a member is gone, or the time was over.
         """
         with _failing():
             if self._backend == "nccl":
@@ -197,11 +174,7 @@ class BroadcastGroup:
                 work.wait(timedelta(seconds=waiting.left()))
 
     def settle(self) -> None:
-        """Wait until all has arrived that `end` was called for.
-
-        Raises:
-            TransferError: a member is gone.
-        """
+        """Wait until all has arrived that `end` was called for. Raises TransferError: a member is gone."""
         if self._backend == "nccl":
             with _failing():
                 torch.cuda.synchronize()
@@ -223,10 +196,8 @@ class FlatMemory:
         self._offsets = offsets
 
     def rows(self, offset: int, pitch: int, width: int, rows: int) -> torch.Tensor:
-        """A view of `rows` rows of `width` bytes, the first from an offset on, `pitch` bytes apart.
-
-        Raises:
-            TransferError: they are not in one of the pieces.
+        """A view of `rows` rows of `width` bytes, the first from an offset on, `pitch` bytes apart. Raises
+        TransferError: they are not in one of the pieces.
         """
         number = max(bisect_right(self._offsets, offset) - 1, 0)
         piece, begin = self._pieces[number], offset - self._offsets[number]
@@ -257,10 +228,8 @@ class LaneMember:
             self._address = address
 
     def follow(self, go: Go, name: str, transfer: GroupTransfer, waiting: WaitLimit) -> None:
-        """Be a member of the lanes that `go` names: those that stand, or new ones.
-
-        Raises:
-            TransferError: there is no script for this member, or not all have joined in time.
+        """Be a member of the lanes that `go` names: those that stand, or new ones. Raises TransferError: there is no
+        script for this member, or not all have joined in time.
         """
         if self.number == go.group:
             return
@@ -284,12 +253,8 @@ class LaneMember:
         places: PackedPlaces | None = None,
     ) -> int:
         """Do all that the script says. Returns the bytes that this member's lanes have brought to their receivers.
-
-        Args:
-            places: where tensors lie in a receiver's memory that has not the whole version.
-
-        Raises:
-            TransferError: the script goes beyond the memory, a member is gone, or the time was over.
+        `places`: where tensors lie in a receiver's memory that has not the whole version. Raises TransferError: the
+        script goes beyond the memory, a member is gone, or the time was over.
         """
         script = self._script if places is None else self._packed_by(places)
         if (fault := script.fault(memory.nbytes)) is not None:
@@ -323,7 +288,6 @@ class LaneMember:
             group.close()
 
     def _packed_by(self, places: PackedPlaces) -> MemberScript:
-        """The script for memory that is packed, made once."""
         if self._packed is None or self._packed[0] is not places:
             self._packed = places, places.of(self._script)
         return self._packed[1]

@@ -56,10 +56,8 @@ def boot_id() -> str:
 
 
 def own_address(other: str) -> str:
-    """The address of this host from which another host is reached. Nothing is sent.
-
-    Raises:
-        OSError: it has no address, or there is no way to it.
+    """The address of this host from which another host is reached. Nothing is sent. Raises OSError: it has no address,
+    or there is no way to it.
     """
     family, kind, _, _, address = socket.getaddrinfo(other, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
@@ -118,11 +116,7 @@ class SharedTensors:
 
 
 def place_of(tensor: Any) -> HostPlace:
-    """Where a tensor of `SharedTensors` lies, or a contiguous part of one.
-
-    Raises:
-        NotSharedError: it is none.
-    """
+    """Where a tensor of `SharedTensors` lies, or a contiguous part of one. Raises NotSharedError: it is none."""
     for made in _MADE:
         if (offset := made.offset_of(int(tensor.data_ptr()), tensor.nbytes)) is not None:
             return HostPlace(str(made.path), offset)
@@ -143,11 +137,8 @@ class HostMemory:
         self._maps: dict[str, mmap.mmap] = {}
 
     def tensor(self, place: HostPlace, dtype: str, shape: tuple[int, ...]) -> Any:
-        """A view of a tensor. Writes to it stay in this process.
-
-        Raises:
-            OSError: the file is gone, or may not be read.
-            ValueError: it is shorter than the tensor.
+        """A view of a tensor. Writes to it stay in this process. Raises OSError: the file is gone, or may not be read;
+        ValueError: it is shorter than the tensor.
         """
         if not prod(shape):
             return sys.modules["torch"].empty(shape, dtype=getattr(sys.modules["torch"], TORCH_NAMES[dtype]))
@@ -166,11 +157,7 @@ class HostMemory:
 
 
 def view(memory: mmap.mmap, offset: int, dtype: str, shape: tuple[int, ...]) -> Any:
-    """A tensor in mapped memory.
-
-    Raises:
-        ValueError: it ends beyond the mapping.
-    """
+    """A tensor in mapped memory. Raises ValueError: it ends beyond the mapping."""
     torch: Any = sys.modules["torch"]
     kind, count = getattr(torch, TORCH_NAMES[dtype]), prod(shape)
     if offset + count * BITS[dtype] // 8 > len(memory):
@@ -187,30 +174,23 @@ class ImportedMemory:
         self._host, self._device = HostMemory(), DeviceMemory()
 
     def begin(self, layout: OfferLayout) -> None:
-        """Close what this layout does not name. Nothing is opened yet.
-
-        Raises:
-            OfferRefusedError: it is of another host, or from before a boot.
+        """Close what this layout does not name. Nothing is opened yet. Raises OfferRefusedError: it is of another host,
+        or from before a boot.
         """
         if (layout.host, layout.boot) != (host_name(), boot_id()):
             raise OfferRefusedError(f"the offer is of host {layout.host[:100]!a}, and this is {host_name()}")
         self.keep(layout)
 
     def tensors(self, offer: Offer) -> dict[str, Any]:
-        """The tensors by name, in the offer's order. They are as offered while its lock is held.
-
-        Raises:
-            OfferRefusedError: as `begin`.
-            OSError, ValueError, DriverError: as `tensor`.
+        """The tensors by name, in the offer's order. They are as offered while its lock is held. Raises
+        OfferRefusedError: as `begin`; OSError, ValueError, DriverError: as `tensor`.
         """
         self.begin(offer.layout)
         return {each.name: self.tensor(each) for each in offer.layout.tensors}
 
     def tensor(self, tensor: OfferedTensor) -> Any:
-        """A view of one tensor of a layout, after `begin`.
-
-        Raises:
-            OSError, ValueError, DriverError: the memory is not there, or not as the offer says.
+        """A view of one tensor of a layout, after `begin`. Raises OSError, ValueError, DriverError: the memory is not
+        there, or not as the offer says.
         """
         match tensor.place:
             case HostPlace() as place:
@@ -220,9 +200,7 @@ class ImportedMemory:
 
     def addresses(self, ends: Mapping[Allocation, int], device: int) -> dict[Allocation, int]:
         """Where a GPU of this process sees allocations of a layout, after `begin`. `ends` are the bytes used of each.
-
-        Raises:
-            DriverError: as `tensor`.
+        Raises DriverError: as `tensor`.
         """
         return self._device.addresses(ends, device)
 
@@ -269,14 +247,9 @@ class LayoutCache:
         self._fixed: tuple[_KnownLayout, FixedScan | None] | None = None
 
     def prepare(self, tensors: Mapping[str, Any], rules: Sequence[Rule]) -> PreparedOffer:
-        """Describe tensors, to be scanned before they change.
-
-        Args:
-            tensors: by name, all contiguous, as they are published.
-            rules: their dtypes', for NaN and infinity; the same at each step.
-
-        Raises:
-            DriverError, NotSharedError: the memory of one cannot be exported.
+        """Describe tensors, to be scanned before they change. `tensors`: by name, all contiguous, as they are
+        published. `rules`: their dtypes', for NaN and infinity; the same at each step. Raises DriverError,
+        NotSharedError: the memory of one cannot be exported.
         """
         where = tuple((name, tensor.data_ptr(), tensor.dtype, tensor.shape) for name, tensor in tensors.items())
         known = self._known
@@ -325,7 +298,6 @@ class _ProcessLife:
 
 
 def process_life() -> str:
-    """That text, of this process."""
     return _ProcessLife.drawn
 
 

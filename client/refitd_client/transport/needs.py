@@ -84,16 +84,12 @@ def encode(needs: RankNeeds) -> tuple[bytes, str]:
 
 
 def path_of(root: Path, receiver: str, digest: str) -> Path:
-    """Where a rank writes it."""
     return root / SERVICE_FOLDER / FOLDER / receiver / f"{PREFIX}{digest}"
 
 
 def read_needs(root: Path, receiver: str, digest: str) -> RankNeeds:
-    """Read what a rank needs.
-
-    Raises:
-        NeedsRefusedError: it is another one, or malformed.
-        OSError: it is not there, or cannot be read.
+    """Read what a rank needs. Raises NeedsRefusedError: it is another one, or malformed; OSError: it is not there, or
+    cannot be read.
     """
     if not digest.isalnum():
         raise NeedsRefusedError(f"{digest[:50]!a} is no digest")
@@ -109,7 +105,6 @@ def read_needs(root: Path, receiver: str, digest: str) -> RankNeeds:
 
 
 def whole(nbytes: int) -> TensorNeeds:
-    """All of a tensor."""
     return TensorNeeds(nbytes, (strip(0, nbytes),) if nbytes else ())
 
 
@@ -180,10 +175,8 @@ class PackedPlaces:
 
 
 def packed_layout(sizes: Sequence[int], needs: Mapping[int, Sequence[Strip]]) -> FlatLayout:
-    """The places of tensors of which some bytes are needed. No two needed bytes have the same place.
-
-    Args:
-        needs: the bytes of each that are needed, by its number. Of those that are not there none is.
+    """The places of tensors of which some bytes are needed. No two needed bytes have the same place. `needs`: the bytes
+    of each that are needed, by its number. Of those that are not there none is.
     """
     together = sorted(_together(sizes, needs), key=lambda each: each.begin - max(each.after, 0))
     places, end = list[int](), 0

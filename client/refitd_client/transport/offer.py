@@ -206,11 +206,7 @@ class Offer:
 
 
 def offer_with(layout: OfferLayout, version: str, fingerprints: Sequence[int], line: bytes | None = None) -> Offer:
-    """An offer of a version.
-
-    Args:
-        line: the layout as JSON, if it is known: encoding it takes longer than the rest.
-    """
+    """An offer of a version. `line`: the layout as JSON, if it is known: encoding it takes longer than the rest."""
     line = msgspec.json.encode(layout) if line is None else line
     return Offer(version=version, layout=layout, fingerprints=tuple(fingerprints), line=line)
 
@@ -229,13 +225,8 @@ def seal(offer: Offer, secret: bytes) -> bytes:
 
 
 def unseal(data: bytes, secret: bytes, known: Offer | None = None) -> Offer:
-    """Read an offer from an untrusted writer.
-
-    Args:
-        known: an offer that was read before. If the layouts are equal, the result has the same object.
-
-    Raises:
-        OfferRefusedError: it was not made with this secret, or is malformed.
+    """Read an offer from an untrusted writer. `known`: an offer that was read before. If the layouts are equal, the
+    result has the same object. Raises OfferRefusedError: it was not made with this secret, or is malformed.
     """
     body, mark, code = data.rpartition(_SIGNATURE_MARK)
     if not mark or not hmac.compare_digest(code, _code(body, secret)):
@@ -309,7 +300,6 @@ def is_lock_name(name: str) -> bool:
 
 
 def strips_of(parts: Sequence[OfferedPart]) -> list[Strip]:
-    """The bytes of a tensor that each part has."""
     return [Strip(part.begin, part.width, part.rows, part.pitch) for part in parts]
 
 
@@ -332,7 +322,6 @@ def fault_of_parts(tensor: OfferedTensor) -> str | None:
 
 
 def _overlap(strips: Sequence[Strip]) -> bool:
-    """Whether any byte is in two strips."""
     waiting = list[Strip]()  # those that may reach the next one
     for each in sorted(strips):
         waiting = [before for before in waiting if before.end > each.begin]

@@ -36,9 +36,7 @@ class HandoverKeyRefusedError(Exception):
 
 def make_secret(root: Path) -> None:
     """Make a root's secret where there is none. It is durable before it has its name: no process reads a part of it.
-
-    Raises:
-        OSError: it cannot be written.
+    Raises OSError: it cannot be written.
     """
     folder = root / SERVICE_FOLDER
     if (folder / NAME).exists():
@@ -57,11 +55,8 @@ def make_secret(root: Path) -> None:
 
 
 def read_secret(root: Path) -> bytes:
-    """Read the secret.
-
-    Raises:
-        HandoverKeyRefusedError: it is no plain file, too short, or everyone may read it.
-        OSError: there is none (FileNotFoundError: does a service run on this root?), or it may not be read.
+    """Read the secret. Raises HandoverKeyRefusedError: it is no plain file, too short, or everyone may read it;
+    OSError: there is none (FileNotFoundError: does a service run on this root?), or it may not be read.
     """
     path = root / SERVICE_FOLDER / NAME
     try:
@@ -88,10 +83,8 @@ class ExportedTensors:
     """An offer that was made. Use it as a context manager, or call `take_back`."""
 
     def __init__(self, folder: Path, offer: Offer, secret: bytes) -> None:
-        """Write it into a run's folder. Nothing is synced: an offer does not outlive its process.
-
-        Raises:
-            OSError: it cannot be written.
+        """Write it into a run's folder. Nothing is synced: an offer does not outlive its process. Raises OSError: it
+        cannot be written.
         """
         exporter.begin(folder)
         self.path = folder / f"{exporter.OFFERS}{secrets.token_hex(8)}"
@@ -140,11 +133,8 @@ class ImportedTensors:
     """An offer that was opened. Its tensors may be read between `hold` and `release` only. Close it."""
 
     def __init__(self, path: Path, secret: bytes, known: Offer | None = None) -> None:
-        """Read the offer, without a lock: the trainer does not wait for that.
-
-        Raises:
-            OfferRefusedError: it was withdrawn, or is malformed.
-            OSError: it is gone, or cannot be read.
+        """Read the offer, without a lock: the trainer does not wait for that. Raises OfferRefusedError: it was
+        withdrawn, or is malformed; OSError: it is gone, or cannot be read.
         """
         self._folder = path.parent
         self._fd: int | None = None
@@ -163,10 +153,8 @@ class ImportedTensors:
         return exporter.is_there(self._folder, (exporter.NAME, *self.offer.layout.locks))
 
     def hold(self) -> None:
-        """Take the lock. The trainer may wait for its end: `release` it soon.
-
-        Raises:
-            OfferRefusedError: it was withdrawn.
+        """Take the lock. The trainer may wait for its end: `release` it soon. Raises OfferRefusedError: it was
+        withdrawn.
         """
         if self._fd is None:
             raise OfferRefusedError("the offer is over")

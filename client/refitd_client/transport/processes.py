@@ -123,11 +123,7 @@ class SenderProcess:
         """Nothing of it outlives the process."""
 
     def send(self, order: Send, stopped: Callable[[], bool]) -> TransferSent:
-        """Send what the trainer process has.
-
-        Raises:
-            TransferError: nothing has arrived, or it is not known what has.
-        """
+        """Send what the trainer process has. Raises TransferError: nothing has arrived, or it is not known what has."""
         waiting = WaitLimit(order.within, stopped)
         joining = WaitLimit(min(order.join, order.within), stopped)
         ms, began = dict[str, float](), time.perf_counter()
@@ -231,15 +227,9 @@ class StagedTensors:
     """
 
     def __init__(self, offered: Sequence[OfferedTensor], places: PackedPlaces, owner: str, *, on_device: bool) -> None:
-        """Allocate it.
-
-        Args:
-            owner: the receiver's name in the transfer, which no other rank has. Files of a process that had it before,
-                and was killed, are removed.
-            on_device: on the GPU, where there is room.
-
-        Raises:
-            OSError: there is no room in /dev/shm.
+        """Allocate it. `owner`: the receiver's name in the transfer, which no other rank has. Files of a process that
+        had it before, and was killed, are removed. `on_device`: on the GPU, where there is room. Raises OSError: there
+        is no room in /dev/shm.
         """
         self.specs = tuple((each.name, each.dtype, each.shape) for each in offered)
         self.places = places
@@ -347,10 +337,8 @@ class ReceiverProcess:
         return Received(offer=exported.path.name, ms=ms)
 
     def _stage(self, offer: Offer, order: Receive) -> StagedTensors:
-        """Memory that the rank does not read.
-
-        Raises:
-            TransferError: it still copies the transfer before, or it is not known what it needs.
+        """Memory that the rank does not read. Raises TransferError: it still copies the transfer before, or it is not
+        known what it needs.
         """
         exported, self._exported = self._exported, None
         if exported is not None and not exported.take_back(_BACK_SECONDS):
@@ -377,11 +365,7 @@ class ReceiverProcess:
         return PackedPlaces(whole=whole, packed=packed_layout(whole.sizes, needs))
 
     def _follow(self, go: Go, name: str, transfer: GroupTransfer, waiting: WaitLimit) -> None:
-        """Be a member of the lanes.
-
-        Raises:
-            TransferError: nothing is sent, or this one has no part in it.
-        """
+        """Be a member of the lanes. Raises TransferError: nothing is sent, or this one has no part in it."""
         if go.refused:
             raise TransferError(f"nothing is sent: {go.refused}")
         if name not in go.receivers:
@@ -389,10 +373,8 @@ class ReceiverProcess:
         self._lanes.follow(go, name, transfer, waiting)
 
     def _prove(self, offer: Offer, staged: StagedTensors, order: Receive, secret: bytes) -> ExportedTensors:
-        """Hold what has arrived against the trainer's fingerprints, and offer it.
-
-        Raises:
-            TransferError: it is something else.
+        """Hold what has arrived against the trainer's fingerprints, and offer it. Raises TransferError: it is something
+        else.
         """
         prepared = self._layouts.prepare(staged.tensors, [NO_RULE] * len(staged.tensors))
         if order.needs:

@@ -37,10 +37,8 @@ class PinnedMemory:
     """
 
     def __init__(self, flat: Any) -> None:
-        """Register it. Where the driver will not, as with a small limit of locked memory, it stays pageable.
-
-        Args:
-            flat: all of a mapping, as bytes.
+        """Register it. Where the driver will not, as with a small limit of locked memory, it stays pageable. `flat`:
+        all of a mapping, as bytes.
         """
         pages = -(-flat.numel() // mmap.PAGESIZE) * mmap.PAGESIZE
         self._address = int(flat.data_ptr())
@@ -78,10 +76,8 @@ class KnownNeeds:
         self._known: tuple[str, RankNeeds] | None = None
 
     def of(self, order: Receive, offer: Offer) -> RankNeeds:
-        """What an order says that it needs of what is offered.
-
-        Raises:
-            TransferError: it is not there any more, or is of other tensors.
+        """What an order says that it needs of what is offered. Raises TransferError: it is not there any more, or is of
+        other tensors.
         """
         if self._known is None or self._known[0] != order.needs:
             try:
@@ -95,10 +91,8 @@ class KnownNeeds:
 
 
 def prove_needed(offer: Offer, tensors: Mapping[str, Any], digest: str, needs: RankNeeds) -> None:
-    """Hold what a receiver needs against the offer. Tensors that it does not need are not looked at.
-
-    Raises:
-        TransferError: something else has arrived, or the offer does not say what it should be.
+    """Hold what a receiver needs against the offer. Tensors that it does not need are not looked at. Raises
+    TransferError: something else has arrived, or the offer does not say what it should be.
     """
     partial = needs.partial()
     announced = {} if offer.transfer is None else announced_slices(offer.transfer.slices.get(digest, b""), partial)
@@ -130,11 +124,8 @@ def sent_slices(
     dtypes: Mapping[str, str],
     partial: Mapping[str, Sequence[Strip]],
 ) -> dict[str, int]:
-    """What the needed bytes of what one sender has add to the fingerprints of tensors that are needed in part.
-
-    Args:
-        held: where its strips are in there, by the tensors' names.
-        partial: the needed strips, by name.
+    """What the needed bytes of what one sender has add to the fingerprints of tensors that are needed in part. `held`:
+    where its strips are in there, by the tensors' names. `partial`: the needed strips, by name.
     """
     inputs: list[tuple[str, PartInput]] = []
     for name, needed in partial.items():
@@ -147,11 +138,7 @@ def sent_slices(
 
 
 def announced_slices(packed: bytes, partial: Mapping[str, Sequence[Strip]]) -> dict[str, int]:
-    """What an offer says of the tensors that are needed in part.
-
-    Raises:
-        TransferError: it says it of others.
-    """
+    """What an offer says of the tensors that are needed in part. Raises TransferError: it says it of others."""
     if len(packed) != 8 * len(partial):
         raise TransferError("the offer does not say what the parts of tensors should be")
     return dict(zip(sorted(partial), struct.unpack(f"<{len(partial)}Q", packed), strict=True))

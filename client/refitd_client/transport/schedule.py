@@ -40,7 +40,6 @@ class Strip(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether its bytes lie together."""
         return self.rows == 1 or self.pitch == self.width
 
 
@@ -52,11 +51,7 @@ def strip(begin: int, width: int, rows: int = 1, pitch: int = 0) -> Strip:
 
 
 def joined(runs: Iterable[tuple[int, int]]) -> list[Strip]:
-    """Runs of bytes as few strips, in their order.
-
-    Args:
-        runs: (begin, size) of each, in ascending order.
-    """
+    """Runs of bytes as few strips, in their order. `runs`: (begin, size) of each, in ascending order."""
     found: list[list[int]] = []
     for begin, size in runs:
         last = found[-1] if found else None
@@ -228,7 +223,6 @@ def schedule(
 
 
 def everything(sizes: Sequence[int]) -> dict[int, tuple[Strip, ...]]:
-    """The needs of a receiver that takes all bytes of tensors of these sizes."""
     return {number: (strip(0, size),) for number, size in enumerate(sizes) if size}
 
 

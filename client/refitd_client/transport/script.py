@@ -68,7 +68,6 @@ def why_absent(said: Ready | None) -> str:
 
 
 def key(transfer: str, word: str, receiver: str = "") -> str:
-    """The key of a word in the sender's store."""
     return f"{transfer}/{word}/{receiver}"
 
 
@@ -150,7 +149,6 @@ def sender_name(number: int) -> str:
 
 
 def script_of(plan: Schedule, member: str) -> MemberScript:
-    """The part of one sender or receiver."""
     lanes = [
         LaneWord(number, (sender_name(lane.sender), *lane.receivers))
         for number, lane in enumerate(plan.lanes)

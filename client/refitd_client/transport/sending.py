@@ -65,10 +65,8 @@ class TensorSender:
     """The process of one trainer process, and memory for copies. Not for several threads at a time."""
 
     def __init__(self, folder: Path, owner: str) -> None:
-        """Begin nothing.
-
-        Args:
-            owner: tells this sender from others of the run. Shared memory that a killed one has left is removed.
+        """Begin nothing. `owner`: tells this sender from others of the run. Shared memory that a killed one has left is
+        removed.
         """
         self._owner = hashlib.sha256(f"{folder}\0{owner}".encode()).hexdigest()[:16]
         self._child: GroupChild | None = None
@@ -78,13 +76,9 @@ class TensorSender:
         self._opened: tuple[str, int, int] | None = None
 
     def memory(self, nbytes: int, place: Any) -> Any:
-        """Memory of so many bytes, which no process reads any more: the same as before where it has the size.
-
-        Args:
-            place: torch's device: a GPU, or the host, where it is shared memory.
-
-        Returns:
-            A one-dimensional tensor of bytes on that device.
+        """Memory of so many bytes, which no process reads any more: the same as before where it has the size. `place`:
+        torch's device: a GPU, or the host, where it is shared memory. Returns a one-dimensional tensor of bytes on that
+        device.
         """
         import torch
 
@@ -115,13 +109,8 @@ class TensorSender:
         return copies
 
     def open(self, to: Destination, layout: OfferLayout, senders: int = 1) -> GroupTransfer:
-        """Begin a transfer as its first sender: the one that has the store.
-
-        Args:
-            layout: where what this one sends lies.
-
-        Raises:
-            NoTransferError: the process cannot be begun, or the service's host cannot be reached.
+        """Begin a transfer as its first sender: the one that has the store. `layout`: where what this one sends lies.
+        Raises NoTransferError: the process cannot be begun, or the service's host cannot be reached.
         """
         try:
             host = own_address(to.service_host)
@@ -152,14 +141,9 @@ class TensorSender:
         number: int = 0,
         table: ShardTable | None = None,
     ) -> TransferSent:
-        """Send, and wait for what the receivers say. Nothing of it must change before this returns or raises.
-
-        Args:
-            layout: where what this one sends lies, in pieces.
-            table: what the first sender plans from.
-
-        Raises:
-            NoTransferError: nothing has arrived, or it is not known what has.
+        """Send, and wait for what the receivers say. Nothing of it must change before this returns or raises. `layout`:
+        where what this one sends lies, in pieces. `table`: what the first sender plans from. Raises NoTransferError:
+        nothing has arrived, or it is not known what has.
         """
         order = Send(
             transfer=transfer, number=number, layout=layout, table=table, within=SEND_SECONDS, join=JOIN_SECONDS
@@ -170,18 +154,13 @@ class TensorSender:
         raise NoTransferError("its process has said something else")
 
     def close(self) -> None:
-        """End the process, and give its memory back."""
         child, self._child, self._opened = self._child, None, None
         if child is not None:
             child.end()
         self._free()
 
     def _begun(self, layout: OfferLayout) -> GroupChild:
-        """The process, which sees only the GPU that the tensors are on.
-
-        Raises:
-            NoTransferError: they are on several.
-        """
+        """The process, which sees only the GPU that the tensors are on. Raises NoTransferError: they are on several."""
         devices = sorted({each.place.device for each in layout.tensors if isinstance(each.place, DevicePlace)})
         if len(devices) > 1:
             raise NoTransferError(f"the tensors are on several devices ({', '.join(devices)})")

@@ -36,12 +36,12 @@ from refitd_client.delta.change import (
     plan_delta,
 )
 from refitd_client.delta.head import COMPRESSION, ENCODING
-from refitd_client.delta.shadow import OTHERS, SelfCompared, ShadowDiff, Shadows, VersionShadows
+from refitd_client.delta.shadow import OTHERS, ShadowDiff, Shadows, VersionShadows
 from refitd_client.delta.writer import EncodedDelta, encode, fits_header, write_parts
 from refitd_client.errors import ServiceError
 from refitd_client.http.connection import Connection
 from refitd_client.http.publisher_client import open_client
-from refitd_client.write.content import Content, PlannedContent, TensorShards
+from refitd_client.write.content import Content, PlannedContent, TensorShards, WeightsOfRanks
 from refitd_client.write.plan import changes_not_finite
 from refitd_client.write.version_folder import Staging
 
@@ -178,7 +178,7 @@ class DeltaMaker:
         InvalidWeightsError if a changed element is NaN or infinite, and such weights are to be refused.
         """
         full, memory = content.weights, self._memory
-        if self._refused is not None or not isinstance(full, TensorShards | SelfCompared):
+        if self._refused is not None or not isinstance(full, TensorShards | WeightsOfRanks):
             self.forget(AFTER_FOLDER)
             why = self._refused or "deltas are made of state dicts and modules, and this is a folder"
             return PlannedContent(content=lambda: content, kind=content.claims.kind, why_full=why)
@@ -200,9 +200,9 @@ class DeltaMaker:
         memory.since_anchor = 0 if memory.next_is_full else memory.since_anchor + 1
         memory.next = None
 
-    def _begin(self, content: Content, full: TensorShards | SelfCompared, why: str) -> PlannedContent:
+    def _begin(self, content: Content, full: TensorShards | WeightsOfRanks, why: str) -> PlannedContent:
         self.forget(why)  # before the new copy is made: there need not be room for both
-        own = full.shadows() if isinstance(full, SelfCompared) else None
+        own = full.shadows() if isinstance(full, WeightsOfRanks) else None
         shadows = own or Shadows(_sources(full), stream=self._stream)
         entries = _entries(full)
         elements = sum(elements_of(entry.dtype, entry.shape) for entry in entries.values())
@@ -216,7 +216,7 @@ class DeltaMaker:
         return PlannedContent(content=partial(_in_full, content, full, shadows), why_full=why)
 
     def _go_on(
-        self, memory: _Memory, content: Content, full: TensorShards | SelfCompared, version: str
+        self, memory: _Memory, content: Content, full: TensorShards | WeightsOfRanks, version: str
     ) -> PlannedContent:
         query = BaseQuery(self._ask_base)
         before = dict(memory.shadows.fingerprints)
@@ -285,15 +285,15 @@ class DeltaMaker:
         return Content(weights=weights, index=b"", companions=(), claims=claims)
 
 
-def _sources(full: TensorShards | SelfCompared) -> Any:
+def _sources(full: TensorShards | WeightsOfRanks) -> Any:
     return full.sources if isinstance(full, TensorShards) else full
 
 
-def _entries(full: TensorShards | SelfCompared) -> dict[str, Entry]:
+def _entries(full: TensorShards | WeightsOfRanks) -> dict[str, Entry]:
     return {entry.name: entry for entries in full.tensors.values() for entry in entries}
 
 
-def _in_full(content: Content, full: TensorShards | SelfCompared, shadows: VersionShadows) -> Content:
+def _in_full(content: Content, full: TensorShards | WeightsOfRanks, shadows: VersionShadows) -> Content:
     """The full version with its fingerprints, which are known without reading the tensors again."""
     weights = replace(full, fingerprinted=False) if isinstance(full, TensorShards) else full.scanned()
     return replace(content, weights=weights, claims=Claims(fingerprints=_texts(shadows)))

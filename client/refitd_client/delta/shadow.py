@@ -12,12 +12,11 @@ They are copies of the process's own, never a version's files: those may be recy
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 
 from refitd_client.checkpoint.finite import any_nonfinite, count_nonfinite
-from refitd_client.checkpoint.header import Entry
 from refitd_client.delta.change import Indices, changed
 from refitd_client.fingerprint import Bits, bits_of, fingerprint, fingerprints_together, share, width_of
 from refitd_client.fingerprint.tensors import PartPlace
@@ -221,7 +220,7 @@ class Shadows:
 
 
 class VersionShadows(Protocol):
-    """The shadow of all tensors of a version. `sources` are its tensors, or weights that are `SelfCompared`."""
+    """The shadow of all tensors of a version. `sources` are its tensors, or weights of ranks."""
 
     @property
     def fingerprints(self) -> dict[str, int]:
@@ -237,25 +236,6 @@ class VersionShadows(Protocol):
     def gather(self, wanted: Mapping[str, Indices]) -> dict[str, Bits]: ...
 
     def close(self) -> None: ...
-
-
-@runtime_checkable
-class SelfCompared(Protocol):
-    """Weights of which no process has all tensors, and which are compared where they are (`sharded/`)."""
-
-    @property
-    def check_finite(self) -> bool: ...
-
-    @property
-    def tensors(self) -> dict[str, list[Entry]]: ...
-
-    def shadows(self) -> VersionShadows:
-        """Copy all of them."""
-        ...
-
-    def scanned(self) -> Any:
-        """The same weights, of which fingerprints are known."""
-        ...
 
 
 def _shadow_for(place: str, *, stream: bool, parts: PartPlaces | None) -> Shadow:

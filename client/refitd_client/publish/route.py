@@ -24,7 +24,7 @@ from refitd_client.ways import (
     hinders,
     rules_out_handover,
 )
-from refitd_client.write.content import Content
+from refitd_client.write.content import Content, WeightsOfRanks
 
 _EVERYWHERE = Choice(transport="disk", why="files go everywhere")
 _log = logging.getLogger("refitd_client")
@@ -141,8 +141,8 @@ def place_of_process(tensors: Sequence[Any], *, count: int, is_rank: bool = Fals
 
 def _places_of(weights: Any) -> Sequence[TrainerPlace] | None:
     """Where the tensors are, before names and dtypes are worked out; None for a folder."""
-    if isinstance(weights, Content):  # of several ranks, by rank (`sharded/`)
-        return getattr(weights.weights, "places", None)
+    if isinstance(weights, Content):
+        return weights.weights.places if isinstance(weights.weights, WeightsOfRanks) else None
     if isinstance(weights, (str, os.PathLike)):
         return None
     tensors = cast("Mapping[str, Any]", weights) if isinstance(weights, Mapping) else dict(weights.named_parameters())

@@ -29,20 +29,9 @@ from refitd_client.checkpoint.header import Entry
 from refitd_client.errors import RankLostError
 from refitd_client.fingerprint import Scan
 from refitd_client.fingerprint.host import MASK
+from refitd_client.sharded import orders
 from refitd_client.sharded.holdings import Holding
 from refitd_client.sharded.layout import AgreedLayout
-from refitd_client.sharded.orders import (
-    DoneReply,
-    EndOrder,
-    FailedReply,
-    LendOrder,
-    LentPart,
-    LentReply,
-    RankOrder,
-    RankReply,
-    SendOrder,
-    SentReply,
-)
 from refitd_client.sharded.parts import (
     PartScanner,
     SentPart,
@@ -76,7 +65,7 @@ from refitd_client.transport.sending import Destination, NoTransferError, Sendin
 if TYPE_CHECKING:
     from refitd_client.sharded.shared_shards import SharedShards
 
-ReplyT = TypeVar("ReplyT", bound=RankReply)
+ReplyT = TypeVar("ReplyT", bound=orders.RankReply)
 _log = logging.getLogger("refitd_client")
 
 
@@ -94,7 +83,9 @@ class RankExport:
         self._number = 0
         self._under_way: Sending | None = None
 
-    def lend(self, order: LendOrder, parts: Sequence[SentPart], holdings: Mapping[str, Holding]) -> LentReply:
+    def lend(
+        self, order: orders.LendOrder, parts: Sequence[SentPart], holdings: Mapping[str, Holding]
+    ) -> orders.LentReply:
         """Scan some parts, and say where they lie. The very same sequence means the same parts. Raises DriverError,
         NotSharedError, NoTransferError: other processes cannot read the memory; OSError: the lock cannot be made.
         """
@@ -108,13 +99,13 @@ class RankExport:
         if order.known is not None:
             if self._number != order.known:
                 pairs = zip(parts, layout.tensors, strict=True)
-                places = tuple(LentPart(each.entry.name, each.strips, offered.place) for each, offered in pairs)
+                places = tuple(orders.LentPart(each.entry.name, each.strips, offered.place) for each, offered in pairs)
             if self.rank != 0 and not self._lock:
                 self._lock = exporter.begin_rank(self._folder)
         scans: dict[str, tuple[int, int]] = {}
         addresses = [int(flat.data_ptr()) for flat in flats]
         add_scans(scans, parts, self._scanner.scan(parts, addresses, _device_of(holdings)))
-        return LentReply(
+        return orders.LentReply(
             scans=scans,
             slices=_slices(parts, flats, order.partial) if order.partial else {},
             number=self._number,
@@ -128,10 +119,10 @@ class RankExport:
         """Begin a transfer of what is lent, on rank 0. Raises NoTransferError."""
         return self.sender.open(to, self._lent_layout(), senders)
 
-    def carry_out(self, order: SendOrder | EndOrder) -> DoneReply | SentReply:
-        return self.begin(order) if isinstance(order, SendOrder) else self.finish()
+    def carry_out(self, order: orders.SendOrder | orders.EndOrder) -> orders.DoneReply | orders.SentReply:
+        return self.begin(order) if isinstance(order, orders.SendOrder) else self.finish()
 
-    def begin(self, order: SendOrder) -> DoneReply:
+    def begin(self, order: orders.SendOrder) -> orders.DoneReply:
         """Send what is lent, in a thread of its own. Raises NoTransferError."""
         layout = self._lent_layout()
 
@@ -139,15 +130,15 @@ class RankExport:
             return self.sender.send(order.transfer, layout, stop, number=self.rank, table=order.table)
 
         self._under_way = Sending(send)
-        return DoneReply()
+        return orders.DoneReply()
 
-    def finish(self) -> SentReply:
+    def finish(self) -> orders.SentReply:
         """What has come of it. It does not wait for receivers any more."""
         under_way, self._under_way = self._under_way, None
         if under_way is None:
-            return SentReply(refused="nothing was sent")
+            return orders.SentReply(refused="nothing was sent")
         found = under_way.finish()
-        return SentReply(sent=found) if isinstance(found, TransferSent) else SentReply(refused=str(found))
+        return orders.SentReply(sent=found) if isinstance(found, TransferSent) else orders.SentReply(refused=str(found))
 
     def stop(self) -> None:
         """End what is under way, whatever has come of it: no process of this rank's reads its memory any more."""
@@ -231,7 +222,7 @@ class _Lent(NamedTuple):
     """What one rank lends: the number of its places, and the name of its lock."""
 
     number: int
-    places: tuple[LentPart, ...]
+    places: tuple[orders.LentPart, ...]
     lock: str
 
 
@@ -246,7 +237,7 @@ class LentLayout:
         """That of the places that are known of a rank, 0 for none."""
         return self._lent[rank].number if rank < len(self._lent) else 0
 
-    def take(self, replies: Sequence[LentReply]) -> None:
+    def take(self, replies: Sequence[orders.LentReply]) -> None:
         """Take what all ranks say, by rank. Raises NoTransferError: they lend nothing that can be in one offer."""
         known, self._lent = self._lent, []
         first = replies[0]
@@ -259,7 +250,7 @@ class LentLayout:
         if len({type(part.place) for lent in self._lent for part in lent.places}) > 1:
             raise NoTransferError("some of the tensors are on GPUs, and some in host memory")
 
-    def offer(self, agreed: AgreedLayout, replies: Sequence[LentReply]) -> tuple[OfferLayout, bytes]:
+    def offer(self, agreed: AgreedLayout, replies: Sequence[orders.LentReply]) -> tuple[OfferLayout, bytes]:
         """The layout of an offer of what was taken, and the same as JSON."""
         made = self._made
         if made is None or made[0] is not agreed or made[1] != self._lent:
@@ -269,7 +260,9 @@ class LentLayout:
         return made[2:]
 
 
-def offered_layout(agreed: AgreedLayout, places: Sequence[Sequence[LentPart]], locks: Sequence[str]) -> OfferLayout:
+def offered_layout(
+    agreed: AgreedLayout, places: Sequence[Sequence[orders.LentPart]], locks: Sequence[str]
+) -> OfferLayout:
     """An offer's layout, without the host. Pure. `locks` are the names of the ranks' locks; "" for rank 0."""
     parts: dict[str, list[OfferedPart]] = {}
     for part in (part for lent in places for part in lent):
@@ -299,7 +292,7 @@ class SharedExport:
     def __init__(self, shards: "SharedShards", destination: Destination | None) -> None:
         self._shards, self._destination, self._lent = shards, destination, shards.lead.lent
         self._entries = entries_of(shards.agreed.layout)
-        self._replies: list[LentReply] = []
+        self._replies: list[orders.LentReply] = []
         self._transfer: GroupTransfer | None = None
         self._needs: dict[str, tuple[str, RankNeeds]] = {}
         self._slices: dict[str, bytes] = {}
@@ -312,11 +305,13 @@ class SharedExport:
         if self._destination is not None:
             self._needs = needs_of(shards.lead.root, self._destination, self._entries)
         partial = {digest: needs.partial() for digest, needs in self._needs.values()}
-        orders = [
-            LendOrder(task=shards.task_of(rank), known=self._lent.number(rank) if is_lent else None, partial=partial)
+        asked = [
+            orders.LendOrder(
+                task=shards.task_of(rank), known=self._lent.number(rank) if is_lent else None, partial=partial
+            )
             for rank in range(shards.ranks)
         ]
-        replies = self._replies = self._all(orders, "lend its part", LentReply)
+        replies = self._replies = self._all(asked, "lend its part", orders.LentReply)
         shards.all_know_the_task()
         if is_lent:
             self._lent.take(replies)
@@ -347,21 +342,21 @@ class SharedExport:
         if self._transfer is None:
             return None
         table = table_of(self._shards.agreed, {name: needs for name, (_, needs) in self._needs.items()})
-        orders: list[RankOrder] = [SendOrder(transfer=self._transfer)] * self._shards.ranks
-        orders[0] = SendOrder(transfer=self._transfer, table=table)
+        asked: list[orders.RankOrder] = [orders.SendOrder(transfer=self._transfer)] * self._shards.ranks
+        asked[0] = orders.SendOrder(transfer=self._transfer, table=table)
         under_way = ShardsUnderWay(self._shards)
         try:
-            self._all(orders, "begin to send", DoneReply)
+            self._all(asked, "begin to send", orders.DoneReply)
         except (NoTransferError, RankLostError) as error:
             under_way.failed.append(f"{error}")
             self._shards.lead.follower.export.stop()  # it would wait for the rank that does not come
         return under_way
 
-    def _all(self, orders: Sequence[RankOrder], doing: str, kind: type[ReplyT]) -> list[ReplyT]:
+    def _all(self, asked: Sequence[orders.RankOrder], doing: str, kind: type[ReplyT]) -> list[ReplyT]:
         """The replies of all ranks. Raises NoTransferError: one has failed. RankLostError: one is gone."""
         found: list[ReplyT] = []
-        for rank, reply in enumerate(self._shards.ask(orders, doing)):
-            if isinstance(reply, FailedReply):
+        for rank, reply in enumerate(self._shards.ask(asked, doing)):
+            if isinstance(reply, orders.FailedReply):
                 raise NoTransferError(str(error_of_rank(rank, reply.error)))
             if not isinstance(reply, kind):
                 raise NoTransferError(f"rank {rank} says {type(reply).__name__}: do all ranks run one refitd?")
@@ -386,14 +381,18 @@ class ShardsUnderWay:
     def finish(self) -> TransferSent | NoTransferError:
         """What has come of it on all ranks. The memory that they sent from is theirs again."""
         try:
-            replies = self.shards.ask([EndOrder()] * self.shards.ranks, "end its transfer")
+            replies = self.shards.ask([orders.EndOrder()] * self.shards.ranks, "end its transfer")
         except RankLostError as error:  # the files will say so as well
             return NoTransferError("; ".join([*self.failed, str(error)]))
-        sent = [reply.sent for reply in replies if isinstance(reply, SentReply) and reply.sent is not None]
+        sent = [reply.sent for reply in replies if isinstance(reply, orders.SentReply) and reply.sent is not None]
         refused = list(self.failed)  # the first sender's reason first: the others mostly say that it has ended
         for rank, reply in enumerate(replies):
             why = (
-                reply.refused if isinstance(reply, SentReply) else reply.error if isinstance(reply, FailedReply) else ""
+                reply.refused
+                if isinstance(reply, orders.SentReply)
+                else reply.error
+                if isinstance(reply, orders.FailedReply)
+                else ""
             )
             refused += [f"rank {rank}: {why}"] if why else []
         if refused or not sent:

@@ -26,29 +26,10 @@ from refitd_client.files.plain_file import open_plain, plain_file, read_at
 from refitd_client.publish.attempt import PublishCall
 from refitd_client.publish.options import PublishOptions
 from refitd_client.publish.route import place_of_process
+from refitd_client.sharded import orders
 from refitd_client.sharded.export import RankExport
 from refitd_client.sharded.holdings import Holding, HoldingsReader, NamingOptions, gpu_of, samples_of
 from refitd_client.sharded.layout import Claim
-from refitd_client.sharded.orders import (
-    BlocksOrder,
-    BlocksReply,
-    CompareOrder,
-    CopiedReply,
-    CopyOrder,
-    DigestOrder,
-    DoneReply,
-    EndOrder,
-    FailedReply,
-    GatherOrder,
-    KeepOrder,
-    LendOrder,
-    Opening,
-    RankOrder,
-    RankReply,
-    RankTask,
-    SendOrder,
-    WriteOrder,
-)
 from refitd_client.sharded.parts import SentPart, flat_part, not_finite_here, sent_parts
 from refitd_client.sharded.rank_group import portable
 from refitd_client.sharded.rank_shadow import RankShadow
@@ -199,17 +180,17 @@ class Follower:
         self._holdings: dict[str, Holding] = {}
         self._staging = folder
         self._claims: list[Claim] = []
-        self._task: RankTask | None = None
+        self._task: orders.RankTask | None = None
         self._task_claims: list[Claim] | None = None
-        self._parts: tuple[RankTask, list[SentPart]] | None = None
+        self._parts: tuple[orders.RankTask, list[SentPart]] | None = None
 
-    def open(self, weights: Any, call: PublishCall) -> Opening | FailedReply:
+    def open(self, weights: Any, call: PublishCall) -> orders.Opening | orders.FailedReply:
         """Begin a publication: list what this rank holds."""
         try:
             self._holdings = self._listed.read(weights, call.sharded or {})
             self._claims = [holding.claim for holding in self._holdings.values()]
             is_known = self._task is not None and self._claims == self._task_claims
-            return Opening(
+            return orders.Opening(
                 step=call.step,
                 layout=self._task.number if self._task is not None else 0,
                 claims=None if is_known else self._claims,
@@ -222,36 +203,36 @@ class Follower:
                 is_on_gpu=gpu_of(self._holdings) is not None,
             )
         except Exception as error:
-            return FailedReply(error=portable(error))
+            return orders.FailedReply(error=portable(error))
 
     def _place(self) -> TrainerPlace:
         tensors = [each.tensor for each in self._holdings.values() if each.tensor.numel()]
         return place_of_process(tensors, count=len(tensors), is_rank=True)
 
-    def answer(self, order: RankOrder) -> RankReply:
+    def answer(self, order: orders.RankOrder) -> orders.RankReply:
         """Carry an order out. A failure is an answer, too, because rank 0 waits for one."""
         try:
             match order:
-                case CopyOrder():
+                case orders.CopyOrder():
                     task, folder = self._take(order.task), self._folder / order.staging
                     scans = self._slot.copy(folder, task, self._claims, self._holdings, scanned=order.fingerprints)
-                    return CopiedReply(scans=scans)
-                case BlocksOrder():
-                    return BlocksReply(digests=self._slot.digests())
-                case WriteOrder():
+                    return orders.CopiedReply(scans=scans)
+                case orders.BlocksOrder():
+                    return orders.BlocksReply(digests=self._slot.digests())
+                case orders.WriteOrder():
                     return self._write(order)
-                case DigestOrder():
+                case orders.DigestOrder():
                     return self._digest(order)
-                case LendOrder():
+                case orders.LendOrder():
                     return self.export.lend(order, self._parts_of(order.task), self._holdings)
-                case SendOrder() | EndOrder():
+                case orders.SendOrder() | orders.EndOrder():
                     return self.export.carry_out(order)
-                case KeepOrder():
+                case orders.KeepOrder():
                     return self.shadow.keep(order.number, self._parts_of(order.task), self._holdings)
-                case CompareOrder() | GatherOrder():
+                case orders.CompareOrder() | orders.GatherOrder():
                     return self.shadow.answer(order, self._holdings)
         except Exception as error:
-            return FailedReply(error=portable(error))
+            return orders.FailedReply(error=portable(error))
 
     def close(self) -> None:
         """End the threads and the process that sends, and free the buffers."""
@@ -271,7 +252,7 @@ class Follower:
         self.shadow.release()
         self._holdings = {}
 
-    def _take(self, task: RankTask | None) -> RankTask:
+    def _take(self, task: orders.RankTask | None) -> orders.RankTask:
         """The task of an order, which may be that of the last time."""
         if task is not None:
             self._task, self._task_claims = task, self._claims
@@ -279,14 +260,14 @@ class Follower:
             raise PublishError("this rank was asked to write before it was told what")
         return self._task
 
-    def _parts_of(self, task: RankTask | None) -> list[SentPart]:
+    def _parts_of(self, task: orders.RankTask | None) -> list[SentPart]:
         """The parts of the task of an order: the very same list for the same task."""
         task = self._take(task)
         if self._parts is None or self._parts[0] is not task:
             self._parts = task, sent_parts(task.parts, self._claims)
         return self._parts[1]
 
-    def _write(self, order: WriteOrder) -> DoneReply:
+    def _write(self, order: orders.WriteOrder) -> orders.DoneReply:
         parts, task = self._parts_of(order.task), self._take(None)
         self._staging = self._folder / order.staging
         with ExitStack() as stack:
@@ -296,7 +277,7 @@ class Follower:
                 self._write_part(part, files[where.file], where.offset)
             for number in sorted({task.locations[part.entry.name].file for part in parts}):
                 durable.sync(files[number])  # each rank its own: another host's writes are in that host's memory
-        return DoneReply()
+        return orders.DoneReply()
 
     def _write_part(self, part: SentPart, fd: int, offset: int) -> None:
         dtype, holding = part.entry.dtype, self._holdings[part.entry.name]
@@ -313,8 +294,8 @@ class Follower:
         if bad:
             raise not_finite_here(part.entry.name, bad)
 
-    def _digest(self, order: DigestOrder) -> DoneReply:
-        done = DoneReply()
+    def _digest(self, order: orders.DigestOrder) -> orders.DoneReply:
+        done = orders.DoneReply()
         paths = [self._staging / name for name in order.names]
         digest = fingerprinted if order.fingerprints else digested
         for path, (file, fingerprints) in zip(paths, self._reader.each(paths, digest), strict=True):

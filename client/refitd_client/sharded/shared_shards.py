@@ -11,22 +11,10 @@ from refitd_client.contract.naming import ShardLayout
 from refitd_client.files import durable
 from refitd_client.files.durable import Mappings
 from refitd_client.fingerprint.host import MASK
+from refitd_client.sharded import orders
 from refitd_client.sharded.export import LentLayout, SharedExport
 from refitd_client.sharded.follower import Follower
 from refitd_client.sharded.layout import AgreedLayout, spread
-from refitd_client.sharded.orders import (
-    BlocksOrder,
-    BlocksReply,
-    CopiedReply,
-    CopyOrder,
-    DigestOrder,
-    DoneReply,
-    Opening,
-    RankOrder,
-    RankReply,
-    RankTask,
-    WriteOrder,
-)
 from refitd_client.sharded.rank_group import RankGroup, succeeded
 from refitd_client.sharded.rank_shadow import ShadowCount, SharedShadows
 from refitd_client.sharded.rank_slot import begin_progress, digests_of_files
@@ -55,7 +43,7 @@ class SharedShards:
 
     lead: LeadState
     agreed: AgreedLayout
-    opened: Sequence[Opening]
+    opened: Sequence[orders.Opening]
     known: list[int]
     fingerprinted: bool | None
 
@@ -102,17 +90,19 @@ class SharedShards:
         """The same, to be written with fingerprints."""
         return replace(self, fingerprinted=True)
 
-    def ask(self, orders: Sequence[RankOrder], doing: str) -> list[RankReply]:
+    def ask(self, asked: Sequence[orders.RankOrder], doing: str) -> list[orders.RankReply]:
         """Give each rank its order, and return their replies. Raises RankLostError: a rank is gone."""
-        self.lead.rank_group.tell_all(orders, are_orders=True)
-        return self.lead.rank_group.hear_all(self.lead.follower.answer(orders[0]), doing)
+        self.lead.rank_group.tell_all(asked, are_orders=True)
+        return self.lead.rank_group.hear_all(self.lead.follower.answer(asked[0]), doing)
 
-    def task_of(self, rank: int) -> RankTask | None:
+    def task_of(self, rank: int) -> orders.RankTask | None:
         """What a rank has to know of the layout; None where it does."""
         if self.known[rank] == self.agreed.number:
             return None
         layout, files = self.agreed.layout, [shard.name for shard in self.agreed.layout.shards.shards]
-        return RankTask(number=self.agreed.number, files=files, locations=layout.locations, parts=layout.parts[rank])
+        return orders.RankTask(
+            number=self.agreed.number, files=files, locations=layout.locations, parts=layout.parts[rank]
+        )
 
     def all_know_the_task(self) -> None:
         """All ranks have carried out an order that had it."""
@@ -134,11 +124,11 @@ class SharedShards:
             self._copy(staging, sizes)
             return
         name = staging.path.name
-        self._all([WriteOrder(staging=name, task=self.task_of(rank)) for rank in ranks], "write its part")
+        self._all([orders.WriteOrder(staging=name, task=self.task_of(rank)) for rank in ranks], "write its part")
         shares = spread(sizes, self.ranks)
-        orders = [DigestOrder(names=names, fingerprints=self.fingerprinted is True) for names in shares]
+        asked = [orders.DigestOrder(names=names, fingerprints=self.fingerprinted is True) for names in shares]
         entries: dict[str, ManifestFile] = {}
-        for done in self._all(orders, "digest its files"):
+        for done in self._all(asked, "digest its files"):
             entries |= done.files
             staging.fingerprints.update(done.fingerprints)
         staging.files.update({name: entries[name] for name in sizes})  # in the order of a gathered save
@@ -147,16 +137,18 @@ class SharedShards:
         """Have every rank's GPU copy its parts into the slot, and every rank digest its blocks meanwhile."""
         name, is_fingerprinted = staging.path.name, self.fingerprinted is not False
         progress = begin_progress(staging.path, len(sizes), self.ranks)
-        orders = [
-            CopyOrder(staging=name, task=self.task_of(rank), fingerprints=is_fingerprinted)
+        asked = [
+            orders.CopyOrder(staging=name, task=self.task_of(rank), fingerprints=is_fingerprinted)
             for rank in range(self.ranks)
         ]
-        copied: list[CopiedReply] = succeeded(self.ask(orders, "copy its part"))
+        copied: list[orders.CopiedReply] = succeeded(self.ask(asked, "copy its part"))
         if is_fingerprinted:
             staging.fingerprints.update((each.name, 0) for entries in self.tensors.values() for each in entries)
             for tensor, (share, _) in (item for reply in copied for item in reply.scans.items()):
                 staging.fingerprints[tensor] = (staging.fingerprints[tensor] + share) & MASK
-        replies: list[BlocksReply] = succeeded(self.ask([BlocksOrder()] * self.ranks, "digest its blocks"))
+        replies: list[orders.BlocksReply] = succeeded(
+            self.ask([orders.BlocksOrder()] * self.ranks, "digest its blocks")
+        )
         durable.remove_file(progress)
         digests = digests_of_files(list(sizes.values()), [reply.digests for reply in replies])
         for (file, size), blocks in zip(sizes.items(), digests, strict=True):
@@ -184,8 +176,8 @@ class SharedShards:
                 os.close(fd)
         return sizes
 
-    def _all(self, orders: Sequence[RankOrder], doing: str) -> list[DoneReply]:
-        return succeeded(self.ask(orders, doing))
+    def _all(self, asked: Sequence[orders.RankOrder], doing: str) -> list[orders.DoneReply]:
+        return succeeded(self.ask(asked, doing))
 
 
 def _is_in_memory(staging: Staging, names: Iterable[str]) -> bool:

@@ -38,6 +38,7 @@ from refitd_client.http.publisher_client import open_client
 from refitd_client.publish.publication import Publication
 from refitd_client.publisher import WeightPublisher
 from refitd_client.trainers import options_of
+from refitd_client.ways import Transport
 from refitd_client.write.content import BaseModel, casts_for
 from refitd_client.write.plan import checkpoint_names, convert
 
@@ -80,8 +81,7 @@ class RefitCheckpointEngine:
             service_url: the service that updates the rollout servers.
             wait: seconds to wait in each update until the servers serve the version.
             dtype: the dtype of the servers, as for a `WeightPublisher`: verl trains in float32.
-            delta: with `auto` rank 0 alone publishes, and writes only what changed: it needs host memory for a copy of
-                the model and another to compare with. With `never` all ranks write full versions together.
+            delta: with `auto` only what changed is written: each rank compares its share with another copy of it.
             base_model: as for a `WeightPublisher`; every rank reads it. verl passes no module on: with it the names are
                 those of this model's checkpoint also where transformers has others in memory.
             token, token_file: as for a `WeightPublisher`.
@@ -106,7 +106,7 @@ class RefitCheckpointEngine:
         self._model: Any = None  # the base model without its tensors
         self._names: dict[str, str] | None = {}  # its checkpoint's by its own; None if tensors have to be converted
         self._casts = casts_for(dtype, self._base)
-        self._delta: Literal["auto", "never"] = delta
+        self._transport: Transport | None = "delta" if delta == "auto" else None
         self._publisher: WeightPublisher | None = None
         self._publication: Publication | None = None
         self._share: dict[str, torch.Tensor] = {}
@@ -186,12 +186,9 @@ class RefitCheckpointEngine:
             publisher.close()
 
     def _ranks(self) -> tuple[int, int]:
-        """This process's rank among those that publish, and how many these are. A rank that does not is -1."""
+        """This process's rank among those that publish, and how many these are."""
         distributed: Any = sys.modules["torch"].distributed
-        if not distributed.is_initialized():
-            return 0, 1
-        rank, size = distributed.get_rank(), distributed.get_world_size()
-        return (rank, size) if self._delta == "never" else (0 if rank == 0 else -1, 1)
+        return (distributed.get_rank(), distributed.get_world_size()) if distributed.is_initialized() else (0, 1)
 
     def _copied(self, weights: Iterable[tuple[str, "torch.Tensor"]]) -> dict[str, "torch.Tensor"]:
         """Copy this rank's share into host memory, which is used again at the next step.
@@ -217,14 +214,13 @@ class RefitCheckpointEngine:
         return held.copy_(tensor.detach())  # pyright: ignore[reportOptionalMemberAccess]
 
     async def _publish(self, share: Mapping[str, "torch.Tensor"], step: int) -> None:
-        rank, size = self._ranks()
-        if self._publisher is None and rank >= 0:
-            ranks = "all" if size > 1 else None
+        if self._publisher is None:
+            ranks = "all" if self._ranks()[1] > 1 else None
             self._publisher = WeightPublisher(*self._place, ranks=ranks, options=self._options)
         share = convert(self._model, share) if self._names is None else share  # each tensor is whole, on one rank
-        if self._publisher is not None:
-            transport = "delta" if self._delta == "auto" else None
-            self._publication = await asyncio.to_thread(self._publisher.publish, share, step=step, transport=transport)
+        self._publication = await asyncio.to_thread(
+            self._publisher.publish, share, step=step, transport=self._transport
+        )
 
     def _update_fleet(self, servers: Mapping[str, str]) -> None:
         run = self._place[1]

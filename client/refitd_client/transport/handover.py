@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar
 
 from refitd_client.checkpoint.finite import NO_RULE, rule_of
 from refitd_client.contract.manifest import fitting_fingerprints
@@ -39,7 +39,7 @@ from refitd_client.transport.offer import GroupTransfer, Offer
 from refitd_client.transport.offer_file import ExportedTensors, HandoverKeyRefusedError, read_secret
 from refitd_client.transport.script import table_of_whole
 from refitd_client.transport.sending import SEND_SECONDS, Destination, NoTransferError, Sending, TensorSender
-from refitd_client.write.content import Content, TensorShards, Weights
+from refitd_client.write.content import Content, TensorShards, WeightsOfRanks
 from refitd_client.write.plan import not_finite
 
 ANSWER_SECONDS = 20.0  # in which engines are to have answered
@@ -128,23 +128,6 @@ class Exported(Protocol):
 
     def send(self) -> UnderWay | None:
         """Begin to send them, when the service was told; None where they are not sent."""
-        ...
-
-
-@runtime_checkable
-class ShardsOfRanks(Weights, Protocol):
-    """Weights of which each rank of a trainer has a part (`sharded/`)."""
-
-    def exported(self, destination: Destination | None) -> Exported:
-        """On their way to the receivers."""
-        ...
-
-    def scanned(self) -> Weights:
-        """The same, whose fingerprints are known, to be written."""
-        ...
-
-    def to_be_scanned(self) -> Weights:
-        """The same, to be written with fingerprints."""
         ...
 
 
@@ -243,7 +226,7 @@ class TensorExport:
         `stage` raises.
         """
         weights = content.weights
-        if not isinstance(weights, (TensorShards, ShardsOfRanks)):
+        if not isinstance(weights, (TensorShards, WeightsOfRanks)):
             return stage(content), self._by_files("files are not exported: pass tensors")
         try:
             handover = Handover(self.place, self._exported(weights))
@@ -264,7 +247,7 @@ class TensorExport:
             handover.withdraw()
         return None if self._is_enough(handed) else stage(content), handed
 
-    def _exported(self, weights: TensorShards | ShardsOfRanks) -> Exported:
+    def _exported(self, weights: TensorShards | WeightsOfRanks) -> Exported:
         if isinstance(weights, TensorShards):
             return TensorsHere(weights, self.place.destination, self.state)
         return weights.exported(self.place.destination)

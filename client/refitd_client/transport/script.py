@@ -133,7 +133,7 @@ class ShardTable(msgspec.Struct, frozen=True, kw_only=True):
 
     sizes: tuple[int, ...]
     held: tuple[tuple[HeldStrip, ...], ...]
-    needs: dict[str, dict[int, tuple[Strip, ...]]] = msgspec.field(default_factory=dict)
+    needs: dict[str, dict[int, tuple[Strip, ...]]] = {}
 
 
 def table_of_whole(sizes: Sequence[int]) -> ShardTable:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path, PurePath
 from threading import Event
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -270,6 +270,35 @@ class Weights(Protocol):
 
     def stage(self, staging: Staging) -> Callable[[], None]:
         """Copy their bytes into the files, so that the caller may change its own; return what is left to do."""
+        ...
+
+
+@runtime_checkable
+class WeightsOfRanks(Weights, Protocol):
+    """Weights of which each rank of a trainer has a part, and no process has all (`sharded/`). `places` say where each
+    rank's tensors are. Ranks refuse values that are not finite if `check_finite`.
+    """
+
+    @property
+    def places(self) -> Sequence[Any]: ...
+
+    @property
+    def check_finite(self) -> bool: ...
+
+    def shadows(self) -> Any:
+        """Copy all of them, to compare the next ones with the copies (`delta.shadow.VersionShadows`)."""
+        ...
+
+    def exported(self, destination: Any) -> Any:
+        """On their way to engine ranks (`transport.handover.Exported`)."""
+        ...
+
+    def scanned(self) -> Any:
+        """The same, whose fingerprints are known, to be written."""
+        ...
+
+    def to_be_scanned(self) -> Any:
+        """The same, to be written with fingerprints."""
         ...
 
 

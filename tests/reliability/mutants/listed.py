@@ -316,7 +316,7 @@ MUTANTS = [
         "client/refitd_client/sharded/rank_slot.py",
         "tuple(min(numbers[shard::count])",
         "tuple(max(numbers[shard::count])",
-        "tests/unit/sharded/test_rank_progress.py",
+        "tests/unit/sharded/test_slot_pieces.py",
     ),
     Mutant(
         "keeps what the ranks of an engine have found wrong in their slices",

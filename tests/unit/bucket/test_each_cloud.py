@@ -80,6 +80,18 @@ def plain() -> Generator[PlainStore]:
         made.server.server_close()
 
 
+def given(monkeypatch: pytest.MonkeyPatch, plain: PlainStore | str, cloud: str = "az") -> None:
+    """Set a cloud's variables, with credentials for this server."""
+    url = plain if isinstance(plain, str) else plain.url
+    made = {"AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": KEY}
+    if cloud == "az":
+        made = {
+            f"AZURE_STORAGE_{name}": value for name, value in (("ENDPOINT", url), ("ACCOUNT", "account"), ("KEY", KEY))
+        }
+    for name, value in made.items():
+        monkeypatch.setenv(name, value)
+
+
 @pytest.fixture(autouse=True)
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
     """No variable of a cloud is set, and what fails is not tried again."""
@@ -123,9 +135,7 @@ async def test_a_part_that_goes_on_behind_its_end_is_read_no_further(monkeypatch
         b"Content-Range: bytes 5-9/99\r\nContent-Length: %d\r\n\r\n" % 10**12
     )
     with answering(head, bytes(2**16)) as url:
-        variables = {"AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": KEY}
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
+        given(monkeypatch, url, "s3")
         async with asyncio.timeout(30):
             with pytest.raises(BucketError, match="not 5"):
                 await Bucket.at("s3://bucket").fill("key", 5, memoryview(bytearray(5)))
@@ -135,9 +145,7 @@ async def test_a_part_that_goes_on_behind_its_end_is_read_no_further(monkeypatch
 def test_a_bucket_that_is_not_there_is_not_taken_for_an_empty_one(
     code: str, plain: PlainStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    variables = {"AWS_ENDPOINT_URL": plain.url, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": KEY}
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
+    given(monkeypatch, plain, "s3")
     bucket = Bucket.at("s3://typo/weights")
     assert asyncio.run(bucket.read("runs.json", 100)) is None
     plain.body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>It is not there</Message></Error>".encode()
@@ -165,8 +173,7 @@ def test_a_server_that_a_variable_names_without_tls_is_asked(
 def test_the_account_and_the_key_of_azures_command_line_are_taken(
     plain: PlainStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {"ENDPOINT": plain.url, "ACCOUNT": "account", "KEY": KEY}.items():
-        monkeypatch.setenv(f"AZURE_STORAGE_{name}", value)
+    given(monkeypatch, plain)
     assert asyncio.run(Bucket.at("az://container").facts("key")) is None
     assert plain.asked[0][1].startswith("SharedKey account:")
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "another")  # obstore's own name of it comes first
@@ -204,8 +211,7 @@ def test_a_host_that_gets_no_token_is_said_to_have_no_credentials(
 def test_a_listing_that_is_refused_is_no_store_that_is_away(
     status: int, plain: PlainStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {"ENDPOINT": plain.url, "ACCOUNT": "account", "KEY": KEY}.items():
-        monkeypatch.setenv(f"AZURE_STORAGE_{name}", value)
+    given(monkeypatch, plain)
     plain.status = status
     with pytest.raises(BucketError, match="refuses to list folder/: give this process credentials") as failed:
         asyncio.run(Bucket.at("az://container/prefix").listed("folder/"))
@@ -215,8 +221,7 @@ def test_a_listing_that_is_refused_is_no_store_that_is_away(
 def test_a_deletion_that_azure_refuses_is_no_store_that_is_away(
     plain: PlainStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {"ENDPOINT": plain.url, "ACCOUNT": "account", "KEY": KEY}.items():
-        monkeypatch.setenv(f"AZURE_STORAGE_{name}", value)
+    given(monkeypatch, plain)
     bucket = Bucket.at("az://container/prefix")
     plain.status = 403
     with pytest.raises(BucketError, match="refuses to delete key: give this process credentials") as failed:

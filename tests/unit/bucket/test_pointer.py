@@ -120,11 +120,6 @@ def test_a_version_that_a_follower_pulls_is_not_collected_until_its_lease_ends()
     assert collectable(made, [lease], 1000.0 + LEASE_SECONDS) == made.retired
 
 
-def test_a_lease_of_another_version_keeps_nothing() -> None:
-    made = pointer(version(1), version(2), version(3))
-    assert collectable(made, [lease_of(note(id_of(2)), 1000.0)], 1001.0) == made.retired
-
-
 def test_a_note_that_cannot_be_read_leases_every_version_for_the_longest_time() -> None:
     made = pointer(version(1), version(2), version(3))
     lease = lease_of(b"{", 1000.0)

@@ -12,6 +12,7 @@ from hypothesis.extra import numpy as hnp
 from refitd_client import tensors as torch_tensors
 from refitd_client.checkpoint.header import Entry
 from refitd_client.delta import Change, Delta, DeltaRefusedError, apply, changed, compare, device
+from refitd_client.delta.change import nonfinite_in
 from refitd_client.delta.shadow import HostShadow, Shadow
 from refitd_client.fingerprint import fingerprint, fingerprints
 from refitd_client.tensors import Casts, TensorSource, casts
@@ -25,6 +26,7 @@ pairs = st.sampled_from([np.uint8, np.uint16, np.uint32, np.uint64]).flatmap(
     )
 )
 ALL = 2**62
+COUNT = 2**20 + 5
 DTYPE = {1: "U8", 2: "BF16", 4: "F32", 8: "F64"}
 
 
@@ -248,3 +250,18 @@ def test_a_shadow_is_of_what_is_published_and_not_of_the_masters(kind: type[Shad
     assert len(found["w"].indices) < 10
     assert found["w"].values.dtype == np.uint16
     assert (known["w"] + changes.shifts["w"]) % 2**64 == fingerprints([masters["w"].bfloat16()])[0]
+
+
+def change_to(values: "np.ndarray[tuple[int], np.dtype[np.uint16]]") -> Change:
+    indices = np.arange(len(values), dtype=np.uint32)
+    return Change(dtype="BF16", shape=(len(values),), indices=indices, values=values, base=0, result=0)
+
+
+@pytest.mark.parametrize("at", [0, 2**20 - 1, 2**20, COUNT - 1])
+def test_one_value_in_a_million_is_found_in_whichever_piece_it_lies(at: int) -> None:
+    data = np.zeros(2 * COUNT, np.uint16)
+    changes = {"a": change_to(data[:COUNT]), "b": change_to(data[COUNT:])}  # they follow each other, as in a file
+    assert nonfinite_in(changes) == {}
+    data[COUNT + at] = 0x7FC0
+    assert nonfinite_in(changes) == {"b": 1}
+    assert nonfinite_in({"a": change_to(np.zeros(0, np.uint16))}) == nonfinite_in({}) == {}

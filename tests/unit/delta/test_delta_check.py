@@ -135,16 +135,6 @@ def test_a_header_that_nests_deeper_than_any_parser_goes_is_refused() -> None:
     assert str(refused).startswith("its header does not parse: its JSON is malformed")
 
 
-def test_a_key_that_comes_twice_is_refused_though_the_header_is_parsed_at_once() -> None:
-    data = delta_of([("BF16", 9, [1])])
-    size = int.from_bytes(data[:8], "little")
-    text = data[8 : 8 + size].rstrip(b" ")
-    begin = text.index(b'"values:t0"')
-    twice = text[:-1] + b"," + text[begin : text.index(b"}", begin) + 1] + b"}"
-    changed = len(twice).to_bytes(8, "little") + twice + data[8 + size :]
-    assert outcome(changed, 2**20) == "its header does not parse: a name comes twice"
-
-
 def test_a_header_that_was_parsed_before_counts_only_for_the_very_same_file() -> None:
     one, other = delta_of([("BF16", 9, [1])]), delta_of([("BF16", 9, [1, 2])])
     known = head.head_in(memoryview(one))

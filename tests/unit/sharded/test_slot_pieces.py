@@ -1,15 +1,28 @@
-"""What ranks copy into a slot: each byte once, and no rank says that it is further than it is."""
+"""What ranks copy into a slot: each byte once, and all is there as far as the last of them says."""
 
+import os
 from math import prod
+from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from refitd_client.contract.manifest import BLOCK, blocks
+from refitd_client.contract.naming import STAGING_PROGRESS
+from refitd_client.files.plain_file import NotPlainError, open_folder
 from refitd_client.sharded.layout import Box, Claim, ShardedLayout, lay_out
 from refitd_client.sharded.parts import sent_parts
-from refitd_client.sharded.rank_slot import blocks_of, digests_of_files, slot_parts
+from refitd_client.sharded.rank_slot import (
+    WriterProgress,
+    begin_progress,
+    blocks_of,
+    digests_of_files,
+    open_progress,
+    read_progress,
+    slot_parts,
+)
 
 
 @st.composite
@@ -86,3 +99,42 @@ def test_the_blocks_that_ranks_digest_make_up_each_file(sizes: list[int], ranks:
     assert found == [
         [f"{file} {begin} {end}".encode() for begin, end in blocks(size)] for file, size in enumerate(sizes)
     ]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> int:
+    return open_folder(tmp_path)
+
+
+def test_all_is_there_as_far_as_the_rank_says_that_has_come_least_far(tmp_path: Path, folder: int) -> None:
+    begin_progress(tmp_path, 2, 3)
+    ranks = [WriterProgress(open_progress(folder), ["b", "a"], rank) for rank in range(3)]
+    read = open_progress(folder)
+    assert read_progress(read, 2) == (0, 0)
+    ranks[0].reached("a", 9)
+    ranks[0].reached("b", 5)
+    ranks[1].reached("a", 7)
+    ranks[2].reached("b", 8)
+    assert read_progress(read, 2) == (0, 0)
+    ranks[2].reached("a", 8)
+    ranks[1].reached("b", 2**40)
+    assert read_progress(read, 2) == (7, 5)
+
+
+def test_a_block_that_is_told_late_takes_nothing_back(tmp_path: Path, folder: int) -> None:
+    begin_progress(tmp_path, 1, 1)
+    rank = WriterProgress(open_progress(folder), ["a"], 0)
+    rank.reached("a", 32)
+    rank.reached("a", 16)
+    assert read_progress(open_progress(folder), 1) == (32,)
+
+
+@pytest.mark.parametrize("kind", ["none", "link", "fifo"])
+def test_only_a_plain_file_is_opened(tmp_path: Path, folder: int, kind: str) -> None:
+    if kind == "link":
+        (tmp_path / "secret").write_bytes(b"12345678")
+        (tmp_path / STAGING_PROGRESS).symlink_to("secret")
+    elif kind == "fifo":
+        os.mkfifo(tmp_path / STAGING_PROGRESS)
+    with pytest.raises(FileNotFoundError if kind == "none" else NotPlainError):
+        open_progress(folder)

@@ -6,8 +6,6 @@ import json
 import os
 import weakref
 from collections.abc import Iterator
-from concurrent.futures import Future
-from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
@@ -15,21 +13,17 @@ import pytest
 import torch
 
 from refitd_client import (
-    Handed,
     InvalidWeightsError,
     NoSpaceError,
     PublishOptions,
     StorageError,
-    UnauthorizedError,
     WeightPublisher,
 )
 from refitd_client.checkpoint.finite import NO_RULE
 from refitd_client.contract.manifest import fitting_fingerprints
 from refitd_client.contract.states import Kind, WaitOutcome
-from refitd_client.contract.wire import Problem
 from refitd_client.fingerprint import fingerprints
 from refitd_client.publish import attempt
-from refitd_client.publish.publication import PendingPublication, Publication
 from refitd_client.transport import handover
 from refitd_client.transport.child import TransferSent
 from refitd_client.transport.memory import LayoutCache, SharedTensors
@@ -67,6 +61,14 @@ def publisher(tmp_path: Path, service: StandIn) -> Iterator[WeightPublisher]:
         yield opened
 
 
+@pytest.fixture
+def in_memory(tmp_path: Path, publisher: WeightPublisher, service: StandIn) -> Iterator[WeightPublisher]:
+    """A publisher whose versions get no files where engines take them."""
+    publisher.close()
+    with WeightPublisher(tmp_path / "root", "run", service.url, options=PublishOptions(durable="never")) as opened:
+        yield opened
+
+
 def said(service: StandIn, step: int) -> list[str]:
     """What the service was told of a step: that it is offered, that it failed, or that its files are there."""
     notices = [notice for notice in service.bodies if notice.step == step]
@@ -95,20 +97,6 @@ def test_a_publication_says_what_it_was_handed_to_whether_anything_was_asked_for
     by_files = publisher.publish(trainer.tensors, step=3, transport="disk").committed(30)
     assert by_files.handed is not None
     assert by_files.handed.transport == "disk"
-
-
-def test_the_publication_of_a_refused_notice_says_what_it_was_handed_to_as_well(
-    publisher: WeightPublisher, trainer: SharedTensors
-) -> None:
-    plain = publisher.publish(trainer.tensors, step=1)
-    refused = UnauthorizedError(Problem(type="urn:x", title="No", status=401, detail="no"))
-    refused.publication = plain
-    outcome: Future[Publication] = Future()
-    outcome.set_exception(refused)
-    staged = replace(plain, handed=Handed(engines=("a",)), pending=PendingPublication(outcome))
-    with pytest.raises(UnauthorizedError) as raised:
-        staged.committed(30)
-    assert raised.value.publication == replace(plain, handed=Handed(engines=("a",)))
 
 
 def test_no_tensor_is_kept_that_was_handed_over(publisher: WeightPublisher, trainer: SharedTensors) -> None:
@@ -302,31 +290,24 @@ def test_what_a_trainer_itself_says_of_durable_is_no_policy(
 
 
 def test_a_version_that_an_engine_has_not_taken_gets_files_whatever_the_policy_is(
-    tmp_path: Path,
-    publisher: WeightPublisher,
-    service: StandIn,
-    trainer: SharedTensors,
-    taken: dict[str, str | None],
+    in_memory: WeightPublisher, trainer: SharedTensors, taken: dict[str, str | None]
 ) -> None:
-    publisher.close()
     taken["a:1"] = "b:1: it has no room"
-    with WeightPublisher(tmp_path / "root", "run", service.url, options=PublishOptions(durable="never")) as opened:
-        publication = opened.publish(trainer.tensors, step=1, transport="handover")
-        assert (publication.committed(30).in_memory, publication.path.is_dir()) == (False, True)
+    publication = in_memory.publish(trainer.tensors, step=1, transport="handover")
+    assert (publication.committed(30).in_memory, publication.path.is_dir()) == (False, True)
 
 
 def test_a_version_gets_files_where_a_follower_has_the_run_whatever_the_policy_is(
-    tmp_path: Path, publisher: WeightPublisher, service: StandIn, trainer: SharedTensors
+    tmp_path: Path, in_memory: WeightPublisher, service: StandIn, trainer: SharedTensors
 ) -> None:
-    publisher.close()
     service.followers = ["far"]
-    with WeightPublisher(tmp_path / "root", "run", service.url, options=PublishOptions(durable="never")) as opened:
-        service.engines = [make_engine("a:1", version="run~v000001")]
-        publication = opened.publish(trainer.tensors, step=1, transport="handover")
-        assert publication.handed is not None
-        assert publication.handed.engines == ("a:1",)
-        assert publication.handed.reason == "far follows the run, and gets versions by their files"
-        assert publication.committed(30).in_memory is False
+    service.engines = [make_engine("a:1", version="run~v000001")]
+    publication = in_memory.publish(trainer.tensors, step=1, transport="handover")
+    assert publication.handed is not None
+    assert publication.handed.engines == ("a:1",)
+    assert publication.handed.reason == "far follows the run, and gets versions by their files"
+    assert publication.committed(30).in_memory is False
+    in_memory.close()
     with WeightPublisher(tmp_path / "root", "run", service.url) as opened:
         service.engines = [make_engine("a:1", version="run~v000002")]
         publication = opened.publish(trainer.tensors, step=2, transport="handover")
@@ -337,14 +318,13 @@ def test_a_version_gets_files_where_a_follower_has_the_run_whatever_the_policy_i
 
 def test_steps_without_files_are_not_used_again(
     tmp_path: Path,
-    publisher: WeightPublisher,
+    in_memory: WeightPublisher,
     service: StandIn,
     trainer: SharedTensors,
     taken: dict[str, str | None],
 ) -> None:
-    publisher.close()
-    with WeightPublisher(tmp_path / "root", "run", service.url, options=PublishOptions(durable="never")) as opened:
-        assert opened.publish(trainer.tensors, step=1, transport="handover").committed(30).in_memory
+    assert in_memory.publish(trainer.tensors, step=1, transport="handover").committed(30).in_memory
+    in_memory.close()
     with WeightPublisher(tmp_path / "root", "run", service.url) as opened:
         assert opened.begins(1) is not None
         assert opened.begins(2) is None

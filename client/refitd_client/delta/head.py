@@ -37,7 +37,7 @@ UNSIGNED = {1: "U8", 2: "U16", 4: "U32", 8: "U64"}
 
 MAX_HEADER_BYTES = 32 * 2**20
 MAX_TENSORS = 100_000
-_MAX_SIZE = 2**62
+_MAX_ELEMENTS = 2**62
 _MAX_DIMENSIONS = 32
 _FINGERPRINTS = re.compile(r"[0-9a-f]{16} [0-9a-f]{16}")
 _JSON_AT_ONCE = 2**20  # bytes of JSON: at most some hundred thousand keys, 40 MB
@@ -273,9 +273,9 @@ def _check_row(name: str, row: TensorRecord) -> None:
 
 @lru_cache(1024)  # a model's tensors have few shapes; a foreign one is as short as these
 def _is_possible(dtype: str, shape: tuple[int, ...]) -> bool:
-    if not all(0 <= size <= _MAX_SIZE for size in shape):
+    if not all(0 <= size <= _MAX_ELEMENTS for size in shape):
         return False
-    return prod(shape) <= _MAX_SIZE and not prod(shape) * header.BITS[dtype] % 8
+    return prod(shape) <= _MAX_ELEMENTS and not prod(shape) * header.BITS[dtype] % 8
 
 
 def _check_places(places: Mapping[str, _Place], rows: Mapping[str, TensorRecord], body: int) -> None:

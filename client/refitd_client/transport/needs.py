@@ -34,7 +34,7 @@ from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.files.plain_file import plain_file, read_at
 from refitd_client.transport.offer import ALIGNED, OfferedTensor, side_by_side
 from refitd_client.transport.schedule import Strip, strip
-from refitd_client.transport.script import BlockWord, MemberScript, Move
+from refitd_client.transport.script import BlockWord, MemberScript, StripSide
 
 FOLDER = "receivers"
 PREFIX = "needs-"
@@ -169,7 +169,7 @@ class PackedPlaces:
         blocks = (BlockWord(block.lane, tuple(map(self._moved, block.moves))) for block in script.blocks)
         return MemberScript(lanes=script.lanes, blocks=tuple(blocks))
 
-    def _moved(self, move: Move) -> Move:
+    def _moved(self, move: StripSide) -> StripSide:
         tensor = max(bisect_right(self.whole.offsets, move.offset) - 1, 0)
         return move._replace(offset=move.offset - self.whole.offsets[tensor] + self.packed.offsets[tensor])
 

@@ -81,7 +81,7 @@ class LaneWord(msgspec.Struct, frozen=True, array_like=True):
     members: tuple[str, ...]
 
 
-class Move(NamedTuple):
+class StripSide(NamedTuple):
     """One member's side of a move: the offset in its memory, bytes from row to row, bytes of a row, and the rows."""
 
     offset: int
@@ -94,7 +94,7 @@ class BlockWord(msgspec.Struct, frozen=True, array_like=True):
     """A block: the number of its lane among the script's, and this member's side of the moves."""
 
     lane: int
-    moves: tuple[Move, ...]
+    moves: tuple[StripSide, ...]
 
     @property
     def nbytes(self) -> int:
@@ -164,10 +164,10 @@ def script_of(plan: Schedule, member: str) -> MemberScript:
     return MemberScript(lanes=tuple(lanes), blocks=blocks)
 
 
-def _side(move: StripMove, *, sends: bool) -> Move:
+def _side(move: StripMove, *, sends: bool) -> StripSide:
     if sends:
-        return Move(move.source, move.source_pitch, move.width, move.rows)
-    return Move(move.target, move.target_pitch, move.width, move.rows)
+        return StripSide(move.source, move.source_pitch, move.width, move.rows)
+    return StripSide(move.target, move.target_pitch, move.width, move.rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

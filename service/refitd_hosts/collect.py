@@ -76,7 +76,7 @@ async def _collected(
 
 
 def collection_table(done: Mapping[str, BucketCollection], verb: str) -> Table:
-    """What goes and what stays, each with its reason."""
+    """What goes, and what stays with its reason."""
     table = Table("", "VERSION", words="WHY")
     for run in done.values():
         for version in run.deleted:

@@ -12,7 +12,7 @@ same.
 """
 
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,7 +21,6 @@ import msgspec
 
 from refitd_client.bucket.objects import Bucket
 from refitd_client.bucket.pointer import (
-    DEAD_UPLOAD,
     FOLLOWERS_PREFIX,
     MAX_BYTES,
     UPLOAD_NAME,
@@ -37,10 +36,6 @@ from refitd_client.bucket.pointer import (
     parse_upload,
     version_prefix,
     versions_prefix,
-    why_counting,
-    why_deleted,
-    why_retired,
-    why_uploading,
     why_waiting,
 )
 from refitd_client.bucket.pointer import kept as rest_of
@@ -61,7 +56,7 @@ class BucketCollection:
         retired: those that count no more, and are deleted later.
         waiting: those that were retired before, and rest or are leased.
         kept: why others could not be deleted.
-        why: why each of these, each that counts, and each upload that has not ended, goes or stays: a sentence.
+        why: why each that counts, waits or is kept stays: a sentence.
     """
 
     deleted: tuple[str, ...] = ()
@@ -102,9 +97,9 @@ async def collect(run: BucketRun, *, keep: int | None = None, dry: bool = False)
         # Fails if another writer has the run: only its pointer says what is retired.
         await run.move(cut)
     pointer = cut(before) if dry else _require(run.pointer)
-    uploads = await _lost_uploads(bucket, pointer, now)
     due = {each.id: partial(_delete_retired, bucket, run.run, each) for each in collectable(pointer, leases, now)}
-    dead = {version_id(run.run, order): partial(_delete_upload, bucket, run.run, order) for order in uploads.dead}
+    lost = await _lost_uploads(bucket, pointer, now)
+    dead = {version_id(run.run, order): partial(_delete_upload, bucket, run.run, order) for order in lost}
     kept: dict[str, str] = {}
     for version, delete in () if dry else (due | dead).items():
         if (why := await delete()) is not None:
@@ -112,7 +107,7 @@ async def collect(run: BucketRun, *, keep: int | None = None, dry: bool = False)
     gone = frozenset(due.keys() - kept.keys())
     if gone and not dry:
         await run.move(partial(_without, gone))
-    counting = {version.id for version in pointer.versions}
+    counting = {version.id: "it counts" for version in pointer.versions}
     retired = tuple(version.id for version in before.versions if version.id not in counting)
     waiting = (each.id for each in pointer.retired if each.id not in due)
     return BucketCollection(
@@ -120,7 +115,7 @@ async def collect(run: BucketRun, *, keep: int | None = None, dry: bool = False)
         retired=retired,
         waiting=tuple(version for version in waiting if version not in retired),
         kept=kept,
-        why=_why(pointer, leases, uploads, keep, now) | {each: why_retired(keep or 1, now) for each in retired} | kept,
+        why=counting | why_waiting(pointer, leases, now) | kept,
     )
 
 
@@ -128,16 +123,6 @@ def _cut(writer: str, keep: int | None, now: float, seen: Pointer | None) -> Poi
     """The pointer without what is not kept, by this writer."""
     pointer = _require(seen)
     return replace(pointer if keep is None else rest_of(pointer, keep=keep, now=now), writer=writer)
-
-
-def _why(
-    pointer: Pointer, leases: Sequence[BucketLease], uploads: "_LostUploads", keep: int | None, now: float
-) -> dict[str, str]:
-    """Why each version goes or stays. `pointer` is that of before the deletion."""
-    named = {version_id(pointer.run, order): DEAD_UPLOAD for order in uploads.dead}
-    named |= {version_id(pointer.run, order): why_uploading(began) for order, began in uploads.young.items()}
-    named |= {retired.id: why_deleted(retired) for retired in pointer.retired}
-    return named | why_waiting(pointer, leases, now) | why_counting(pointer, keep)
 
 
 async def store_time(bucket: Bucket, run: str, writer: str) -> float:
@@ -166,25 +151,16 @@ async def read_leases(bucket: Bucket) -> list[BucketLease]:
     return leases
 
 
-@dataclass(frozen=True, slots=True)
-class _LostUploads:
-    """Uploads that can never count: those that are taken for dead, and when the others began."""
-
-    dead: list[Order] = field(default_factory=list[Order])
-    young: dict[Order, float] = field(default_factory=dict[Order, float])
-
-
-async def _lost_uploads(bucket: Bucket, pointer: Pointer, now: float) -> _LostUploads:
-    found = _LostUploads()
+async def _lost_uploads(bucket: Bucket, pointer: Pointer, now: float) -> list[Order]:
+    """The uploads that can never count."""
+    found: list[Order] = []
     for name in await bucket.folders(versions_prefix(pointer.run)):
         order = parse_version_folder(name)
         if order is None or not is_dead(order, pointer, float("inf")):
             continue
         facts = await bucket.facts(version_prefix(pointer.run, order) + UPLOAD_NAME)
         if facts is not None and is_dead(order, pointer, now - facts.modified):
-            found.dead.append(order)
-        elif facts is not None:
-            found.young[order] = facts.modified
+            found.append(order)
     return found
 
 

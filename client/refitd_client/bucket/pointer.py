@@ -358,30 +358,6 @@ def _decoded(data: bytes, kind: type[_T]) -> _T:
 
 
 _LATEST = 1e11  # seconds, about the year 5138
-DEAD_UPLOAD = "its upload was broken off more than an hour ago, and a newer version counts: it never will"
-
-
-def why_counting(pointer: Pointer, keep: int | None) -> dict[str, str]:
-    """Why each version that counts after a collection is kept, by its id. `keep` is how many of the newest versions the
-    collection keeps, None where it retires nothing.
-    """
-    found: dict[str, str] = {}
-    for at, version in enumerate(pointer.versions):
-        why = ["it is the newest version"] if at == 0 else []
-        why += [f"it is one of the {keep} newest"] if keep is not None and 0 < at < keep else []
-        why += ["it is pinned"] if version.pinned else []
-        why += ["followers are to serve it"] if version.id == pointer.target else []
-        why += [f"it is the base of the delta {other.id}" for other in pointer.versions if other.base == version.id]
-        found[version.id] = ", ".join(why) or "its publisher has not retired it; --keep N retires what is older"
-    return found
-
-
-def why_retired(keep: int, now: float) -> str:
-    """Why a collection has just retired a version."""
-    return (
-        f"it is not one of the {keep} newest, nor pinned, nor to be served, nor the base of a version that is kept: "
-        f"a collection after {_time(now + LEASE_SECONDS)} deletes it"
-    )
 
 
 def why_waiting(pointer: Pointer, leases: Iterable[BucketLease], now: float) -> dict[str, str]:
@@ -397,21 +373,7 @@ def why_waiting(pointer: Pointer, leases: Iterable[BucketLease], now: float) -> 
                 f"it was retired less than ten minutes ago, and a follower may be about to pull it: "
                 f"it is kept until {_time(rests_until)}"
             )
-        elif lease is not None:
-            found[retired.id] = _held(retired, lease)
     return found
-
-
-def why_deleted(retired: RetiredVersion) -> str:
-    return f"it was retired at {_time(retired.at)}, and no follower has a lease of it"
-
-
-def why_uploading(began: float) -> str:
-    """Why an upload that has not ended, and can never count, is not deleted yet."""
-    return (
-        "its upload began less than an hour ago and has not ended, and a newer version counts: "
-        f"it is kept until {_time(began + UPLOAD_SECONDS)}"
-    )
 
 
 def _held(retired: RetiredVersion, lease: BucketLease) -> str:

@@ -15,7 +15,6 @@ import pytest
 from refitd_client.bucket.collection import BucketCollection, collect, collect_run
 from refitd_client.bucket.objects import Bucket
 from refitd_client.bucket.pointer import (
-    DEAD_UPLOAD,
     FOLLOWERS_PREFIX,
     LEASE_SECONDS,
     UPLOAD_SECONDS,
@@ -29,8 +28,6 @@ from refitd_client.bucket.pointer import (
     parse_pointer,
     pointer_key,
     version_prefix,
-    why_counting,
-    why_deleted,
     why_waiting,
 )
 from refitd_client.bucket.run import BucketRun
@@ -247,12 +244,11 @@ def test_a_copy_that_a_follower_merely_holds_needs_nothing_of_the_store(bucket: 
     assert collected(bucket).deleted == (V1,)
 
 
-def test_each_version_that_stays_or_goes_has_its_reason(bucket: ScriptedBucket, run: BucketRun) -> None:
+def test_each_version_that_stays_has_its_reason(bucket: ScriptedBucket, run: BucketRun) -> None:
     told = collected(bucket, 1, dry=True).why
     assert told[V1].startswith("it was retired less than ten minutes ago")
-    assert told[V2].startswith("it is not one of the 1 newest, nor pinned")
-    assert told[V3] == "it is the newest version, followers are to serve it"
-    assert collected(bucket, dry=True).why[V2].startswith("its publisher has not retired it; --keep N")
+    assert told[V2].startswith("it was retired less than ten minutes ago")
+    assert told[V3] == collected(bucket, dry=True).why[V2] == "it counts"
     bucket.later = LEASE_SECONDS + 1
     note = FollowerNote(follower="host-1", serves=V1)
     asyncio.run(bucket.write(f"{FOLLOWERS_PREFIX}host-1.json", msgspec.json.encode(note)))
@@ -260,22 +256,15 @@ def test_each_version_that_stays_or_goes_has_its_reason(bucket: ScriptedBucket, 
     assert (done.waiting, done.retired) == ((V1,), (V2,))
     assert done.why[V1].startswith("a lease of follower host-1 until 2")
     assert done.why[V1].endswith("Z: the follower pulls or serves it")
-    assert "a collection after 2" in done.why[V2]
     bucket.later = 3 * LEASE_SECONDS
-    done = collected(bucket)
-    assert set(done.deleted) == {V1, V2}
-    assert done.why[V1].endswith("and no follower has a lease of it")
+    assert set(collected(bucket).deleted) == {V1, V2}
 
 
 def test_a_base_is_kept_for_its_delta_and_a_note_that_cannot_be_read_for_every_version() -> None:
     newest, pinned = version(5, 4), replace(version(2), pinned=True)
     chain = (newest, version(4), version(3, 2), pinned, version(1))
     pointer = kept(Pointer(run=RUN, writer="w", versions=chain), keep=1, now=0.0)
-    assert why_counting(pointer, 1) == {
-        id_of(5): "it is the newest version, followers are to serve it",
-        id_of(4): f"it is the base of the delta {id_of(5)}",
-        id_of(2): "it is pinned",
-    }
+    assert [each.id for each in pointer.versions] == [id_of(5), id_of(4), id_of(2)]
     retired = kept(Pointer(run=RUN, writer="w", versions=(version(6), *chain[:2])), keep=1, now=0.0)
     lease = lease_of(msgspec.json.encode(FollowerNote(follower="f", pulls=(id_of(5),))), LEASE_SECONDS)
     of_delta = "a lease of follower f until 1970-01-01T00:20:00Z: the follower pulls or serves"
@@ -287,10 +276,9 @@ def test_a_base_is_kept_for_its_delta_and_a_note_that_cannot_be_read_for_every_v
     told = why_waiting(retired, [broken], LEASE_SECONDS + 1)
     assert set(told) == {id_of(5), id_of(4)}
     assert "the note followers/x.json cannot be read" in told[id_of(4)]
-    assert "an unknown time" in why_deleted(replace(retired.retired[0], at=-1e300))
 
 
-def test_an_upload_that_was_broken_off_is_said_to_wait_for_its_hour(
+def test_an_upload_that_was_broken_off_waits_for_its_hour(
     bucket: ScriptedBucket, run: BucketRun, tmp_path: Path
 ) -> None:
     bucket.before = nth(3, KilledError(), ("write", "write_new", "multipart"))
@@ -299,11 +287,9 @@ def test_an_upload_that_was_broken_off_is_said_to_wait_for_its_hour(
     healthy = bucket.sibling()
     publish_folder(healthy, publish(tmp_path / "new", RUN, 5, tensors(5)))
     assert of_version(healthy, 4) != set()
-    assert "its upload began less than an hour ago" in collected(healthy).why[V4]
+    assert V4 not in collected(healthy).deleted
     healthy.later = 3700.0
-    done = collected(healthy)
-    assert V4 in done.deleted
-    assert done.why[V4] == DEAD_UPLOAD
+    assert V4 in collected(healthy).deleted
 
 
 def note(bucket: ScriptedBucket, *pulls: str) -> None:

@@ -1,6 +1,7 @@
 """A version counts in a bucket when it is whole there, and for one writer alone; wherever that one is killed."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -234,27 +235,17 @@ def test_a_version_that_is_not_newer_is_refused_before_any_byte_travels(tmp_path
     assert bucket.asked == []
 
 
-def test_a_file_that_is_not_what_the_manifest_says_is_no_version(tmp_path: Path) -> None:
-    bucket, folder = ScriptedBucket(), folder_of(tmp_path, 1)
-    shard = next(folder.glob("*.safetensors"))
-    data = bytearray(shard.read_bytes())
-    data[-1] ^= 1
-    shard.write_bytes(data)
-    with pytest.raises(BucketError, match=f"{shard.name} is not what its manifest says"):
-        publish_folder(bucket, folder)
-    assert counted(bucket) == []
-
-
 @pytest.mark.parametrize("part", [64, objects.PART])
-@pytest.mark.parametrize("change", [-1, 1, 100])
-def test_a_file_longer_or_shorter_than_the_manifest_says_is_no_version(
-    change: int, part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "changed", [lambda data: data[:-1] + b"!", lambda data: data[:-1], lambda data: data + b"x" * 100]
+)
+def test_a_file_that_is_not_what_the_manifest_says_is_no_version(
+    changed: Callable[[bytes], bytes], part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("refitd_client.bucket.run.PART", part)
     bucket, folder = ScriptedBucket(), folder_of(tmp_path, 1)
     shard = next(folder.glob("*.safetensors"))
-    data = shard.read_bytes()
-    shard.write_bytes(data[:change] if change < 0 else data + b"x" * change)
+    shard.write_bytes(changed(shard.read_bytes()))
     with pytest.raises(BucketError, match=f"{shard.name} is not what its manifest says"):
         publish_folder(bucket, folder)
     assert counted(bucket) == []

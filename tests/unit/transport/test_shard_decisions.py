@@ -17,10 +17,10 @@ from refitd_client.transport.script import (
     Go,
     LaneWord,
     MemberScript,
-    Move,
     Ready,
     ShardTable,
     StandingLanes,
+    StripSide,
     decide_lanes,
     script_of,
     sender_name,
@@ -39,14 +39,15 @@ def test_lanes_stay_while_members_shards_and_needs_do() -> None:
 
 
 @pytest.mark.parametrize(
-    ("senders", "receivers", "standing", "table"),
+    ("senders", "receivers", "standing", "table", "backend"),
     [
-        ({"sender 1": Ready()}, BOTH, STANDING, TABLE),  # its process was begun again
-        (OTHER, {**BOTH, "b": Ready()}, STANDING, TABLE),
-        (OTHER, {**BOTH, "b": None}, STANDING, TABLE),
-        (OTHER, {**BOTH, "c": Ready(group=3)}, STANDING, TABLE),
-        (OTHER, BOTH, STANDING, ANOTHER),  # other shards, or other needs
-        (OTHER, BOTH, None, TABLE),  # one has failed
+        ({"sender 1": Ready()}, BOTH, STANDING, TABLE, "gloo"),  # its process was begun again
+        (OTHER, {**BOTH, "b": Ready()}, STANDING, TABLE, "gloo"),
+        (OTHER, {**BOTH, "b": None}, STANDING, TABLE, "gloo"),
+        (OTHER, {**BOTH, "c": Ready(group=3)}, STANDING, TABLE, "gloo"),
+        (OTHER, BOTH, STANDING, ANOTHER, "gloo"),  # other shards, or other needs
+        (OTHER, BOTH, None, TABLE, "gloo"),  # one has failed
+        (OTHER, BOTH, STANDING, TABLE, "nccl"),  # blocks of another size, and tensors at another place
     ],
 )
 def test_lanes_are_made_anew_when_anything_is_another(
@@ -54,8 +55,9 @@ def test_lanes_are_made_anew_when_anything_is_another(
     receivers: dict[str, Ready | None],
     standing: StandingLanes | None,
     table: ShardTable,
+    backend: Any,
 ) -> None:
-    go = decide_lanes(senders, receivers, standing, table, "gloo", 3)
+    go = decide_lanes(senders, receivers, standing, table, backend, 3)
     assert (go.group, go.refused) == (4, "")
     assert set(go.receivers) == {name for name, said in receivers.items() if said is not None}
 
@@ -77,11 +79,6 @@ def test_the_table_of_one_sender_has_all_tensors_side_by_side() -> None:
     assert from_json(msgspec.json.encode(table), ShardTable) == table
 
 
-def test_lanes_of_one_backend_are_not_those_of_another() -> None:
-    """Blocks have another size, and tensors another place: what was planned for NCCL cannot be followed over Gloo."""
-    assert decide_lanes(OTHER, BOTH, STANDING, TABLE, "nccl", 3).group == 4
-
-
 @pytest.mark.parametrize(
     ("senders", "receivers", "why"),
     [
@@ -98,7 +95,7 @@ def test_nothing_is_sent_without_each_sender_and_a_receiver(
 
 
 def block(lane: int, *move: int) -> BlockWord:
-    return BlockWord(lane, (Move(*move),))
+    return BlockWord(lane, (StripSide(*move),))
 
 
 def test_each_member_gets_its_side_of_its_own_lanes() -> None:

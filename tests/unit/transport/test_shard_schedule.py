@@ -69,20 +69,7 @@ def test_the_rows_of_a_matrix_split_by_columns_are_one_strip() -> None:
 def grids(draw: st.DrawFn) -> tuple[int, int, list[Strip]]:
     """A matrix of bytes, cut along both dimensions as shardings cut: its rows and columns, and the parts."""
     rows, columns = draw(st.integers(1, 12)), draw(st.integers(1, 12))
-    across = sorted({0, rows, *draw(st.lists(st.integers(0, rows), max_size=3))})
-    along = sorted({0, columns, *draw(st.lists(st.integers(0, columns), max_size=3))})
-    parts = [
-        strip(top * columns + left, right - left, bottom - top, columns)
-        for top, bottom in itertools.pairwise(across)
-        for left, right in itertools.pairwise(along)
-    ]
-    return rows, columns, parts
-
-
-def test_grids_have_parts_of_both_kinds() -> None:
-    """Else the test below would not see what strided parts do."""
-    assert strip(0, 3, 4, 8).rows == 4
-    assert strip(0, 8, 4, 8).rows == 1
+    return rows, columns, draw(grids_of(rows, columns))
 
 
 @given(st.data(), st.lists(grids(), min_size=1, max_size=4), st.integers(1, 4), st.integers(1, 100))
@@ -122,9 +109,8 @@ def test_each_receiver_gets_each_byte_that_it_needs_once_and_no_other(
 
 @st.composite
 def grids_of(draw: st.DrawFn, rows: int, columns: int) -> list[Strip]:
-    """Parts of a matrix of this size, by other cuts than the senders'."""
-    across = sorted({0, rows, draw(st.integers(0, rows))})
-    along = sorted({0, columns, draw(st.integers(0, columns))})
+    across = sorted({0, rows, *draw(st.lists(st.integers(0, rows), max_size=3))})
+    along = sorted({0, columns, *draw(st.lists(st.integers(0, columns), max_size=3))})
     return [
         strip(top * columns + left, right - left, bottom - top, columns)
         for top, bottom in itertools.pairwise(across)
@@ -155,17 +141,6 @@ def test_senders_take_turns_so_that_all_send_at_the_same_time() -> None:
     plan = schedule(held, [0], {"a": everything([300]), "b": everything([300])}, 25)
     assert [block.lane for block in plan.blocks] == [0, 1, 2] * 4
     assert [lane.receivers for lane in plan.lanes] == [("a", "b")] * 3
-
-
-def test_an_expert_that_an_engine_rank_does_not_hold_is_not_sent_to_it() -> None:
-    held = [[HeldStrip(expert, strip(0, 64), 64 * expert) for expert in range(4)]]
-    needs: dict[str, Needs] = {
-        "even": {0: [strip(0, 64)], 2: [strip(0, 64)]},
-        "odd": {1: [strip(0, 64)], 3: [strip(0, 64)]},
-    }
-    plan = schedule(held, [0, 64, 128, 192], needs, 1000)
-    assert [lane.receivers for lane in plan.lanes] == [("even",), ("odd",)]
-    assert [[move.source for move in block.moves] for block in plan.blocks] == [[0, 128], [64, 192]]
 
 
 @pytest.mark.parametrize("shape", [(64, 48), (7, 5)])

@@ -5,10 +5,12 @@ no such entry point, and everything else works. A value that is text, `module:na
 object is imported when it is needed: `refitd --help` imports no ring.
 """
 
+import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import EntryPoint, PackageNotFoundError, distribution
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
@@ -56,12 +58,20 @@ class Part:
 
 @cache
 def parts() -> tuple[Part, ...]:
-    """Return the parts of the rings that are installed, by the names of their entry points."""
+    """Return the parts of the rings that are there, by the names of their entry points."""
+    return tuple(entry.load() for entry in sorted(_entry_points(), key=lambda entry: entry.name))
+
+
+def _entry_points() -> Iterable[EntryPoint]:
+    """Those of the installed distribution; of a checkout that is not installed those of its pyproject.toml."""
     try:
-        found = distribution("refitd").entry_points.select(group=GROUP)
-    except PackageNotFoundError:  # a bare folder of the core
+        return distribution("refitd").entry_points.select(group=GROUP)
+    except PackageNotFoundError:
+        tree = Path(__file__).parents[2] / "pyproject.toml"
+    if not tree.is_file():
         return ()
-    return tuple(entry.load() for entry in sorted(found, key=lambda entry: entry.name))
+    named = tomllib.loads(tree.read_text())["project"].get("entry-points", {}).get(GROUP, {})
+    return [EntryPoint(name, value, GROUP) for name, value in named.items()]
 
 
 def registered(attribute: str) -> Iterable[Any]:

@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from refitd_client import WeightPublisher
 from refitd_client.delta.change import Full
-from refitd_client.publish.attempt import DeltaChoice
 from refitd_client.publisher import RunPublisher
 from refitd_client.sharded.publisher import RankPublisher
 from support.sharded_cases import Case, Model, cast_state, full_state, renamed_model
@@ -22,7 +21,7 @@ class Step:
 
     every: int = SOME
     base: int | None = None
-    delta: DeltaChoice = "auto"
+    delta: Literal["auto", "never"] = "auto"
 
 
 STEPS = (

@@ -5,7 +5,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -19,7 +19,6 @@ from refitd_client import (
 )
 from refitd_client.delta import DeltaRules
 from refitd_client.delta.maker import DeltaWeights
-from refitd_client.publish.attempt import DeltaChoice
 from refitd_client.sharded.rank_shadow import RankShadow
 from support import published, sharded_cases
 from support.inside import in_rank
@@ -38,7 +37,7 @@ class Trainer:
         self.publisher, self.weights = publisher, weights
         self.step, self.base = 0, None
 
-    def publish(self, delta: DeltaChoice = "auto") -> tuple[str, str | None]:
+    def publish(self, delta: Literal["auto", "never"] = "auto") -> tuple[str, str | None]:
         """Train a step and publish it. Returns what it was, and why it was no delta."""
         self.step += 1
         train(self.weights, self.step, 16)

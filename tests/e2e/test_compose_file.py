@@ -135,7 +135,7 @@ def test_areal_s_facade_waits_behind_a_profile_of_its_own_with_a_command_that_re
     words = [re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", word) for word in facade["command"]]
     command = get_command(app)
     assert isinstance(command, Group)
-    given = command.commands[words[0]].make_context("areal", words[1:]).params
+    given = command.get_command(None, words[0]).make_context("areal", words[1:]).params
     assert (given["host"], given["url"]) == ("0.0.0.0", "http://refitd:8700")  # noqa: S104
     assert given["engine"] == ["http://sglang:30000=31000"]
     assert facade["ports"] == ["127.0.0.1:${AREAL_PORT:-31000}:31000"]

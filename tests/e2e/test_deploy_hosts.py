@@ -31,7 +31,8 @@ needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reas
 def commands() -> dict[str, Command]:
     group = get_command(app)
     assert isinstance(group, Group)
-    return {name: command for name, command in group.commands.items() if isinstance(command, Command)}
+    found = {name: group.get_command(None, name) for name in group.list_commands(None)}
+    return {name: command for name, command in found.items() if isinstance(command, Command)}
 
 
 @needs_systemd

@@ -42,9 +42,10 @@ def test_nobody_wrote_a_page_of_the_reference_by_hand(made: dict[Path, str]) -> 
 
 
 def commands_of(group: Any, name: str) -> Iterator[str]:
-    for child, command in group.commands.items():
+    for child in group.list_commands(None):
+        command = group.get_command(None, child)
         yield f"{name} {child}"
-        if hasattr(command, "commands"):
+        if hasattr(command, "list_commands"):
             yield from commands_of(command, f"{name} {child}")
 
 

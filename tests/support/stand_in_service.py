@@ -219,7 +219,7 @@ def _app(state: StandIn) -> FastAPI:  # noqa: C901 - a table of routes
         found = [
             version for version in state.versions if run in {None, version.run} and wanted in {None, version.state}
         ]
-        found.sort(key=lambda version: (version.created_at, version.generation, version.step), reverse=True)
+        found.sort(key=lambda each: (each.created_at if run is None else "", each.generation, each.step), reverse=True)
         more = str(cursor + limit) if len(found) > cursor + limit else None
         return _say(Page(items=found[cursor : cursor + limit], next_cursor=more))
 

@@ -49,7 +49,7 @@ def test_a_clock_a_day_off_changes_neither_order_nor_ages_nor_time_outs(engine: 
         assert begun.exists(), "what is being written just now counts as a day old"
         assert stand.state_of(2) is VersionState.REJECTED
         assert bad.exists(), "evidence is kept for a day, and a day has not passed"
-        versions = stand.client.versions().items
+        versions = stand.client.versions(run=RUN).items
         assert [version.step for version in versions] == sorted((v.step for v in versions), reverse=True)
         proxy.down()
         stand.until_engine(EngineState.UNREACHABLE)

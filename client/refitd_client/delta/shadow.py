@@ -18,7 +18,7 @@ import numpy as np
 
 from refitd_client.checkpoint.finite import any_nonfinite, count_nonfinite
 from refitd_client.delta.change import Indices, changed
-from refitd_client.fingerprint import Bits, bits_of, fingerprint, fingerprints_together, share, width_of
+from refitd_client.fingerprint import Bits, bits_of, fingerprint, fingerprints_together, share, terms, width_of
 from refitd_client.fingerprint.tensors import PartPlace
 from refitd_client.tensors import HOST, TensorSource
 from refitd_client.write.plan import Run, runs_of
@@ -118,22 +118,42 @@ class _Copies:
 
     def update(self, *, parts: bool) -> ShadowDiff:
         """Compare the tensors, or `parts`, with the copies, and bring these up to date."""
-        now, dtype = _bits(self.run), self.run.entries[0].dtype
+        now = _bits(self.run)
         at = changed(self._bits, now)
-        diff = ShadowDiff(count=len(at))
         if len(at) == 0:
-            return diff
+            return ShadowDiff()
         values, old = now[at], self._bits[at]
         self._bits[at] = values
+        diff_of = self._diff if len(self.run.entries) > 1 else self._diff_of_one
+        return diff_of(at, values, old, parts=parts)
+
+    def _diff_of_one(self, at: Indices, values: Bits, old: Bits, *, parts: bool) -> ShadowDiff:
+        """The changes of a tensor by itself, which may be all of a large one: `share` takes them in blocks."""
+        name, dtype, data = self.run.entries[0].name, self.run.entries[0].dtype, values.view(np.uint8)
+        return ShadowDiff(
+            count=len(at),
+            found={name: ChangedElements(indices=at, values=values, before=old if parts else None)},
+            shifts={} if parts else {name: (share(at, values) - share(at, old)) % 2**64},
+            nonfinite={name: count_nonfinite(dtype, data)} if any_nonfinite(dtype, data) else {},
+        )
+
+    def _diff(self, at: Indices, values: Bits, old: Bits, *, parts: bool) -> ShadowDiff:
+        """The changes of several small tensors, by the elements' indices in all of them."""
         cuts = np.searchsorted(at, self.begins)
+        touched = np.flatnonzero(cuts[1:] > cuts[:-1])
+        starts = cuts[touched]
+        indices = at - np.repeat(self.begins[touched].astype(at.dtype), np.diff(starts, append=len(at)))
+        diff, dtype = ShadowDiff(count=len(at)), self.run.entries[0].dtype
+        names = [self.run.entries[number].name for number in touched.tolist()]
+        if not parts:
+            shifts = np.add.reduceat(terms(indices, values) - terms(indices, old), starts).tolist()
+            diff.shifts = dict(zip(names, shifts, strict=True))
         is_finite = not any_nonfinite(dtype, values.view(np.uint8))
-        for number in np.flatnonzero(cuts[1:] > cuts[:-1]).tolist():
-            name, here = self.run.entries[number].name, slice(cuts[number], cuts[number + 1])
-            indices, new, before = at[here] - at.dtype.type(self.begins[number]), values[here], old[here]
-            diff.found[name] = ChangedElements(indices=indices, values=new, before=before if parts else None)
-            if not parts:
-                diff.shifts[name] = (share(indices, new) - share(indices, before)) % 2**64
-            if not is_finite and (count := count_nonfinite(dtype, new.view(np.uint8))):
+        for number, name in zip(touched.tolist(), names, strict=True):
+            here = slice(cuts[number], cuts[number + 1])
+            before = old[here] if parts else None
+            diff.found[name] = ChangedElements(indices=indices[here], values=values[here], before=before)
+            if not is_finite and (count := count_nonfinite(dtype, values[here].view(np.uint8))):
                 diff.nonfinite[name] = count
         return diff
 

@@ -80,7 +80,7 @@ def test_a_flag_wins_and_what_has_no_flag_comes_from_the_environment(started: li
         (["--port", "99999"], "--port (REFITD_PORT): it has to be 65535 or less"),
         (["--keep-last", "0"], "--keep-last (REFITD_KEEP_LAST): it has to be 1 or more"),
         (["--lease", "soon"], "--lease (REFITD_LEASE): it is not a number"),
-        (["--prove", "maybe"], "--prove (REFITD_PROVE): it has to be 'engine', 'service' or 'both'"),
+        (["--prove", "maybe"], "--prove (REFITD_PROVE): it has to be 'engine' or 'service'"),
         (["--scan-interval", "0"], "--scan-interval (REFITD_SCAN_INTERVAL): it has to be more than 0"),
     ],
 )

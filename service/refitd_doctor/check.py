@@ -43,7 +43,7 @@ from refitd_doctor.service import (
 )
 from refitd_doctor.stores import ask_hubs, ask_stores, judge_hub, judge_store
 from refitd_hosts.discovery import EnginesFound
-from refitd_hosts.group_options import GroupSettings
+from refitd_hosts.options import GroupSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from refitd_client.validation.reference import ReferenceRefusedError, read_refer
 from refitd_doctor.finding import CheckName, CheckVerdict, Finding, failed, good, unknown, warning
 from refitd_hosts.discovery import Answer, EnginesFound, Silent, parse_place
 from refitd_hosts.discovery.scout import ask
-from refitd_hosts.group_options import GroupSettings
+from refitd_hosts.options import GroupSettings
 from refitd_inside.client import NO_PLUGIN
 
 _OF_PLAIN_TOO = " (of checkpoints without refit.json as well)"

@@ -32,7 +32,7 @@ from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.files.plain_file import open_plain
 from refitd_doctor.finding import CheckName, Finding, failed, good, warning
-from refitd_hosts.group_options import GroupSettings
+from refitd_hosts.options import GroupSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from refitd_client.errors import BucketError
 from refitd_doctor.finding import CheckName, Finding, failed, good, unknown, warning
 from refitd_doctor.service import SERVICE_SECONDS
 from refitd_hosts.follow.options import FollowSettings
-from refitd_hosts.push.options import PushSettings
+from refitd_hosts.options import PushSettings
 
 ANSWER_SECONDS = 15.0
 _CHECK_STORE = (

@@ -21,8 +21,7 @@ from refitd_hosts.follow.hub import HubUpstream
 from refitd_hosts.follow.options import FollowSettings, check_upstream
 from refitd_hosts.follow.puller import Puller
 from refitd_hosts.follow.upstream import FollowedSources, Upstream
-from refitd_hosts.group_options import GroupSettings
-from refitd_hosts.push.options import PushSettings
+from refitd_hosts.options import GroupSettings, PushSettings
 from refitd_hosts.push.pusher import Pusher
 
 log = structlog.get_logger("refitd")

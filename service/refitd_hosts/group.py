@@ -34,7 +34,7 @@ from refitd.state.journal.address import Leader, PostgresAddress
 from refitd.state.journal.journal import Journal
 from refitd.state.journal.leadership import Candidate, HeldLead, monotonic
 from refitd.state.journal.postgres import connect, open_group_journal, why_unusable
-from refitd_hosts.group_options import GroupSettings
+from refitd_hosts.options import GroupSettings
 
 POLL_SECONDS = 0.25
 _LAST_ANSWER_SECONDS = 1.0

@@ -8,8 +8,8 @@ PART = Part(
     },
     settings=(
         "refitd_hosts.follow.options:FollowSettings",
-        "refitd_hosts.push.options:PushSettings",
-        "refitd_hosts.group_options:GroupSettings",
+        "refitd_hosts.options:PushSettings",
+        "refitd_hosts.options:GroupSettings",
     ),
     compose="refitd_hosts.composing:compose",
     group="refitd_hosts.composing:find_group",

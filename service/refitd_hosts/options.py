@@ -1,4 +1,4 @@
-"""The settings of `refitd serve` that are about a group of services, and about places where engines are found."""
+"""The settings of `refitd serve` for a group of services, for places where engines are found, and for pushing."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +9,9 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from refitd.state.journal.address import PostgresAddress, is_postgres
 from refitd.text import advertised_url
+from refitd_client.bucket.objects import Bucket
+from refitd_client.contract.stores import is_bucket_url
+from refitd_client.errors import BucketError
 from refitd_hosts.discovery import check_places
 
 
@@ -55,3 +58,29 @@ class GroupSettings(BaseSettings):
     def database(self) -> PostgresAddress | None:
         """The database of the group that this service belongs to; None for a service alone."""
         return self.state if isinstance(self.state, PostgresAddress) else None
+
+
+def _bucket(url: str) -> str:
+    if not is_bucket_url(url):
+        raise ValueError(
+            "--push names an object store: s3://bucket/prefix, gs://bucket/prefix or az://container/prefix"
+        )
+    try:
+        return Bucket.at(url).name
+    except BucketError as error:
+        raise ValueError(str(error)) from None
+
+
+class PushSettings(BaseSettings):
+    model_config = SettingsConfigDict(
+        env_prefix="REFITD_", env_ignore_empty=True, frozen=True, extra="forbid", hide_input_in_errors=True
+    )
+
+    panels: ClassVar[Mapping[str, tuple[str, ...]]] = {"Following": ("push",)}
+    values: ClassVar[Mapping[str, str]] = {"push": "URL"}
+
+    push: Annotated[str, AfterValidator(_bucket)] | None = Field(
+        default=None,
+        description="URL of an object store that good versions are pushed to, without credentials: the environment or "
+        "the host's identity has them. Of each run one version more than --keep-last stays there, besides bases",
+    )

@@ -151,7 +151,7 @@ def test_updates_of_a_model_on_a_gpu(folder: Path, registers: bool, monkeypatch:
     save_file(tiny_weights(0), startup / "model.safetensors")
     rank = Rank(startup, device="cuda")
     if not registers:
-        rank.engine.loading._registry._refused = True
+        rank.engine.loading.registry._refused = True
     for step, how in ((1, "load"), (2, "replay"), (3, "replay")):
         path = version(root, step, fingerprints=True)
         if step == 3:
@@ -160,7 +160,7 @@ def test_updates_of_a_model_on_a_gpu(folder: Path, registers: bool, monkeypatch:
         assert (answer.outcome, answer.how, answer.proved) == (UpdateOutcome.SERVED, how, 6)
         assert rank.holds(step)
         assert answer.contents == digest(contents_of(rank.model))
-    assert (len(rank.engine.loading._registry) == 2) == registers
+    assert (len(rank.engine.loading.registry) == 2) == registers
     weights = tiny_weights(3)
     for step in (4, 5):
         after = {name: tensor.clone() for name, tensor in weights.items()}

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar, assert_never
+from typing import Annotated, TypeVar, assert_never
 
 import msgspec
 
@@ -14,6 +14,9 @@ from refitd.text import one_line
 from refitd_client.contract.plugin import NEEDS_FULL, NEEDS_LEADER, Answer, UpdateOutcome
 
 FormT = TypeVar("FormT", bound=msgspec.Struct)
+# What a server says of itself stands in sentences, in logs and on terminals: a text that fills a page is no answer.
+ServerRelease = Annotated[str, msgspec.Meta(max_length=100)]
+ServerLabel = Annotated[str, msgspec.Meta(max_length=1000)]
 _BROKEN = 500  # this status and those above: the server's own fault, or a proxy's
 _KEY_REFUSED = {
     401: "the engine wants a key: set --engine-key-file and --engine-admin-key-file, and name the engine with "

@@ -106,3 +106,12 @@ def test_a_server_whose_workers_have_labels_of_their_own_is_refused_with_the_fla
     sentence = read_server_info(ok(SERVER_INFO | {"tokenizer_worker_num": 2}), URL)
     assert isinstance(sentence, str)
     assert "--tokenizer-worker-num 1" in sentence
+
+
+def test_a_release_or_a_label_that_fills_a_page_is_no_answer() -> None:
+    """Found by the fuzzer: the release stands in the sentence that says which one is too old."""
+    read = read_server_info(ok(SERVER_INFO | {"version": "0.5.2" + "[" * 5000}), URL)
+    named = read_model_info(ok({"model_path": "/base", "weight_version": "v" * 5000}), URL)
+    for refusal in (read, named):
+        assert isinstance(refusal, str)
+        assert len(refusal) < 500

@@ -38,6 +38,8 @@ from refitd.engine.port import DRAFT_LEFT, DRAFT_UPDATED, Obstacle, Process
 from refitd.engine.replies import (
     Loaded,
     Loading,
+    ServerLabel,
+    ServerRelease,
     ServerWords,
     Unclear,
     Untouched,
@@ -114,14 +116,17 @@ def release_of(version: str) -> SglangRelease:
     return SglangRelease((int(found[1]), int(found[2]), int(found[3])), is_early=found[4] is not None)
 
 
+_PATH_SHOWN = 1000  # characters of a path that a server names
+
+
 class ModelInfo(msgspec.Struct, frozen=True):
     model_path: str
-    weight_version: str | None = None
+    weight_version: ServerLabel | None = None
 
     def other_than(self, path: str, label: str) -> str | None:
         """Why it is not what was loaded under these names; None where it is."""
         if self.model_path != path:
-            return f"it says that it serves {self.model_path}, not {path}"
+            return f"it says that it serves {self.model_path[:_PATH_SHOWN]}, not {path}"
         if self.weight_version != label:
             return f"it says weight_version {self.weight_version!r}, not {label!r}"
         return None
@@ -149,7 +154,7 @@ class PrefixStores:
 class SglangServerInfo(msgspec.Struct, frozen=True):
     """How a server was started: the part of /server_info that matters here."""
 
-    version: str
+    version: ServerRelease
     model_path: str | None = None
     device: str | None = None
     dtype: str = "?"
@@ -435,7 +440,7 @@ def digest_of(checksums: list[dict[str, str]]) -> str:
 
 class _Meta(msgspec.Struct):
     output_token_logprobs: list[tuple[float, int, Any]]
-    weight_version: str | None = None
+    weight_version: ServerLabel | None = None
 
 
 class _Answer(msgspec.Struct):

@@ -19,7 +19,7 @@ import msgspec
 from refitd.engine.http import NoReply, Reply
 from refitd.engine.plugin import Launch
 from refitd.engine.port import Obstacle, Process
-from refitd.engine.replies import FormT, ServerWords, read_form
+from refitd.engine.replies import FormT, ServerLabel, ServerRelease, ServerWords, read_form
 
 DEV_MODE = "VLLM_SERVER_DEV_MODE=1"
 WORDS = ServerWords(
@@ -184,13 +184,13 @@ class _Told(msgspec.Struct, frozen=True):
 
 
 class Release(msgspec.Struct, frozen=True):
-    version: str
+    version: ServerRelease
 
 
 class Label(msgspec.Struct, frozen=True):
     """The answer to /weight_info: `weight_version` is `NEVER_LABELLED` until a program sets it."""
 
-    weight_version: str
+    weight_version: ServerLabel
 
 
 def read_release(reply: Reply | NoReply, url: str) -> Release | str:

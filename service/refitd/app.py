@@ -84,6 +84,7 @@ def serve(settings: Settings, *, json: bool = False) -> int:
     try:
         tls = server_tls(settings.tls_files)
         group = _group_of(settings)
+        registered("compose")  # imported before the loop runs: a takeover does not wait for imports
         with ExitStack() as opened:
             # Services of a group share the root and have no state folder: which of them acts is settled between them.
             hold = opened.enter_context(owned(settings.root, shared=group is not None))

@@ -16,6 +16,7 @@ from pathlib import Path
 from figures import Figure, report
 from fleet import ENGINES, fleet
 from footprint import footprint
+from host_reports import host_reports
 from latency import notice, watch
 from many_tensors import many_tensors
 from publish import publish
@@ -34,9 +35,10 @@ SCENARIOS: dict[str, Callable[[Path], list[Figure]]] = {
     "fleet": fleet,
     "footprint": footprint,
     "takeover": takeover,
+    "host-reports": host_reports,
 }
-# needs PostgreSQL
-BY_NAME = ("takeover",)
+# takeover needs PostgreSQL, and host-reports takes minutes
+BY_NAME = ("takeover", "host-reports")
 
 
 def main() -> int:

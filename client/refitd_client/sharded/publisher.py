@@ -196,7 +196,7 @@ def _marks(root: Path) -> frozenset[str]:
 
 
 def _attempted(do: Callable[[], T]) -> T | FailedReply:
-    """The result; why there is none, as rank 0 is told of arguments that cannot be: it waits for all."""
+    """The result, or why there is none: rank 0 waits for all ranks, so it gets the fault of arguments too."""
     try:
         return do()
     except Exception as error:

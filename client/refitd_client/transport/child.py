@@ -184,7 +184,7 @@ class GroupChild:
 
     def ask(self, order: Order, within: float, stop: Event | None = None) -> Reply:
         """Give an order, and wait for the reply. `within`: seconds after which the process is ended. `stop`: once set,
-        the process is told to stop waiting, and ended if it does not. Raises ChildLostError: there is no reply.
+        the process is asked to stop waiting, and ended if it does not. Raises ChildLostError: there is no reply.
         """
         with self._turn:
             try:

@@ -317,7 +317,7 @@ def _trouble(engine: EngineRecord) -> Iterator[str]:
     if not engine.known:
         yield "It is paused, and stays so until a full load was proved by its contents."
     if engine.debts.resume_owed and engine.known:
-        yield "It may still be paused: it is told to resume until it answers."
+        yield "It may still be paused: refitd asks it to resume until it answers."
     if trouble.taken is None and trouble.contests and not engine.pulls:  # a host says itself why it does not obey
         yield _fought_over(engine)
     if trouble.failures:

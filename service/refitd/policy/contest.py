@@ -125,7 +125,7 @@ def held(engine: EngineRecord, target: str | None, now: float, interval: float) 
 
 def gives_up(engine: EngineRecord) -> bool:
     """Whether nothing is loaded into it until a restart or a resync. An order that a host does not obey pauses no
-    engine, so hosts are told again and again.
+    engine, so hosts get the order again and again.
     """
     return engine.trouble.contest is not None and engine.trouble.contests > len(WAITS) and not engine.pulls
 

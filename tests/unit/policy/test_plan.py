@@ -65,7 +65,7 @@ COMING = "run~v000008"
         (TAINTED | {"strikes": {GOOD.id: 3}}, RECORDED, LATER, RefitTo(TARGET)),  # its own record may be wrong
         (TAINTED | {"resume_owed": True}, Goals(target=TARGET), LATER, RESTS),
         (TAINTED | {"state": EngineState.QUARANTINED, "resume_owed": True}, GOALS, LATER, RESTS),
-        # What is still being checked is made ready once, or let go of.
+        # What is still being checked is prepared once, or forgotten.
         ({"serving": TARGET.id}, replace(GOALS, coming=COMING), LATER, Prefetch(COMING)),
         ({"serving": TARGET.id}, replace(GOALS, coming=COMING), replace(LATER, ahead=COMING), RESTS),
         (BEHIND, replace(GOALS, coming=COMING), LATER, RefitTo(TARGET)),

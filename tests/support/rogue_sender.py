@@ -7,8 +7,8 @@ rank     of several trainer ranks: it sends its first block, and kills its rank 
 
 import os
 import signal
-import socket
 import sys
+from multiprocessing.connection import Connection
 
 from refitd_client.transport import processes
 from refitd_client.transport.child import serve
@@ -58,4 +58,4 @@ if __name__ == "__main__":
     process = SenderProcess()
     if fault := os.environ.get(VARIABLE, ""):
         process._member = FaultyMember(fault)
-    serve(socket.socket(fileno=int(sys.argv[2])), process.work, process.end)
+    serve(Connection(int(sys.argv[2])), process.work, process.end)

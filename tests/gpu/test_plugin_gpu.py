@@ -33,7 +33,7 @@ from refitd_plugin.delta.layout import (  # noqa: E402
     Route,
     lay_out,
 )
-from refitd_plugin.memory import copy_schedule  # noqa: E402
+from refitd_plugin.memory import copy_schedule, driver  # noqa: E402
 from refitd_plugin.memory.driver import Registry  # noqa: E402
 from refitd_plugin.memory.source import VersionPlace, mapped  # noqa: E402
 from refitd_plugin.proof.contents import (  # noqa: E402
@@ -127,7 +127,7 @@ def test_copies_from_registered_files_are_torchs_copies(folder: Path) -> None:
         table = copy_schedule.table_of(copies(target, data), source.structure.headers)
         assert [len(moves) for moves in table.moves.values()] == [2]
         for ready in (
-            copy_schedule.registered(table, files, torch.device("cuda", 0), source.tensors),
+            copy_schedule.by_address(driver.to_device, table, files, torch.device("cuda", 0), source.tensors),
             copy_schedule.buffered(copies(target, data), lambda: {"w": data}),
         ):
             target.zero_()

@@ -19,8 +19,6 @@ from refitd_client.fingerprint.device import TensorPart, bits_at
 from refitd_client.fingerprint.tensors import Scan, ScanInput, scan
 from refitd_client.write import cuda
 from refitd_plugin.memory import copy_schedule, driver
-from refitd_plugin.memory.copy_schedule import WORD, stretches_of
-from refitd_plugin.memory.spans import MemoryMove
 from refitd_plugin.proof import proving
 from refitd_plugin.update import loading
 
@@ -77,19 +75,6 @@ def driver_copies(patch: pytest.MonkeyPatch) -> list[int]:
     return made
 
 
-class _HostMoves:
-    """Stands for `DeviceMoves`: the processor copies what its table says."""
-
-    def __init__(self, moves: Sequence[MemoryMove], device: torch.device) -> None:
-        assert device == HOST
-        self._table = stretches_of(moves)
-
-    def begin(self) -> None:
-        """At once: the engine waits for a load."""
-        for target, source, words in self._table.tolist():
-            ctypes.memmove(target, source, WORD * words)
-
-
 class HostGpu:
     """An engine's. What is ordered is done at once."""
 
@@ -99,7 +84,6 @@ class HostGpu:
         patch.setattr(driver, "pin", lambda *_: 0)
         patch.setattr(driver, "unpin", lambda *_: None)
         patch.setattr(copy_schedule, "_stream_of", lambda _: _LOADS)
-        patch.setattr(copy_schedule, "DeviceMoves", _HostMoves)
         patch.setattr(proving, "AddressScan", self._scan_of)
         patch.setattr(proving, "has_triton", lambda: True)
         for module in (proving, loading):

@@ -1,92 +1,32 @@
 """How the copies of a replay reach the device: what is to be done in the pause, made ready before it.
 
     in host memory      the copies of the plan as they are
-    registered files    one order to the driver for each move, along the current stream
-    the same GPU        one launch for all moves (`DeviceMoves`)
+    registered files,
+    memory of GPUs      one order to the driver for each move, along the current stream
     other files         through two pinned buffers, one being filled by all cores while the other is copied
 
 To make ready is a matter of numbers alone. A thread that calls torch beside SGLang's loop waits for the interpreter at
 each call, and some thousand calls would take seconds.
-
-Within one GPU the moves of a whole load are one launch, where the driver takes some µs to begin each. A row of the
-table is a stretch of memory: the address to write to, the one to read from, and how many words of 8 bytes it has.
-Stretches are as long as keep all processors of a GPU busy until the end. What is not made of such words, or lies in
-rows that are apart, is left to the driver.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from refitd_client.lanes import in_lanes, lanes_for
-from refitd_plugin.memory import driver
 from refitd_plugin.memory.spans import MemoryMove, joined, move_of
 from refitd_plugin.proof.contents import Overlap
 from refitd_plugin.update.recorder import PlanCopy
-
-COLUMNS = 3
-WORD = 8  # bytes
-_COPY_ALIGNED = 16  # bytes: what a thread moves at once
-_STRETCH = 2**19  # bytes of one program
-
-
-def is_plain(move: MemoryMove) -> bool:
-    """Whether a move, its source an address, is one that the kernel makes."""
-    return move.rows == 1 and not any(each % _COPY_ALIGNED for each in (move.target, move.source, move.width))
-
-
-def stretches_of(moves: Sequence[MemoryMove]) -> NDArray[np.int64]:
-    """The table of plain moves. Pure. `moves`: their sources are addresses.
-
-    Returns:
-        Address to write to, address to read from and words of each stretch, in the order of the moves.
-    """
-    if not moves:
-        return np.empty((0, COLUMNS), np.int64)
-    places = np.array([(move.target, move.source, move.width) for move in moves], np.int64)
-    counts = -(-places[:, 2] // _STRETCH)
-    row = np.repeat(np.arange(len(moves)), counts)
-    number = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)  # of a stretch within its move
-    begin = number * _STRETCH
-    size = np.minimum(places[row, 2] - begin, _STRETCH)
-    return np.stack([places[row, 0] + begin, places[row, 1] + begin, size // WORD], axis=1)
-
-
-class DeviceMoves:
-    """Plain moves within one GPU, made ready: their table lies there, and the kernel is compiled."""
-
-    def __init__(self, moves: Sequence[MemoryMove], device: torch.device) -> None:
-        """Write down the moves. Their sources are addresses; there is at least one."""
-        with torch.cuda.device(device):  # a thread begins on the first GPU, which may be another rank's
-            _warm(device)
-            self._table: Any = torch.from_numpy(stretches_of(moves)).to(device)
-
-    def begin(self) -> None:
-        """Begin all of them along the current stream."""
-        from refitd_plugin.memory import kernels
-
-        kernels.copy(self._table)
-
-
-@cache
-def _warm(device: Any) -> None:
-    """Have the kernel compiled before the first pause in which it is needed: with nothing to do."""
-    from refitd_plugin.memory import kernels
-
-    kernels.copy(torch.zeros(1, COLUMNS, dtype=torch.int64, device=device))
-
 
 _BUFFER_BYTES = 32 * 2**20  # bytes of a pinned buffer
 _THREAD_SHARE = 2**21  # bytes that are worth a thread
 
 Step = Callable[[], object]
-_Order = Callable[[MemoryMove, int, int], None]
+Order = Callable[[MemoryMove, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,60 +86,32 @@ def within_host(copies: Iterable[PlanCopy], tensors: Callable[[], Mapping[str, t
     return CopySchedule(_copies(copies, tensors))
 
 
-def registered(
+def by_address(
+    order: Order,
     table: MoveTable,
     files: Mapping[str, Any],
     device: torch.device,
     tensors: Callable[[], Mapping[str, Any]],
     watch: CopyWatch | None = None,
 ) -> CopySchedule:
-    """Copies from registered files to a device.
+    """Copies to a device from memory that the driver knows: registered files, or allocations of GPUs.
 
     Args:
+        order: the driver's call for one move.
         table: the moves, and the copies that are none.
+        files: where the files of the table begin, by name.
         tensors: gives the tensors from memory that stays, for copies that are no moves.
         watch: what is fingerprinted beside the copies.
     """
-    moves = ((move, files[file].address) for file, some in table.moves.items() for move in some)
-    return CopySchedule(_orders(driver.to_device, moves, device) + _copies(table.rest, tensors), files, watch, device)
-
-
-def between_devices(
-    table: MoveTable,
-    allocations: Mapping[str, Any],
-    device: torch.device,
-    tensors: Callable[[], Mapping[str, Any]],
-    watch: CopyWatch | None = None,
-) -> CopySchedule:
-    """Copies from memory of devices to a device: of what lies on the same one in one launch, as far as a kernel can.
-    `table`: the moves, and the copies that are none. `allocations`: where the "files" of the table begin, by name.
-    """
-    here: list[MemoryMove] = []
-    others: list[tuple[MemoryMove, int]] = []
-    for name, moves in table.moves.items():
-        above = allocations[name].address
-        is_near = driver.device_of(above) == (device.index or 0)
-        for move in moves:
-            from_nothing = replace(move, source=above + move.source)
-            if is_near and is_plain(from_nothing):
-                here.append(from_nothing)
-            else:
-                others.append((move, above))
-    steps: list[Step] = [DeviceMoves(here, device).begin] if here else []
-    steps += _orders(driver.between_devices, others, device)
-    return CopySchedule(steps + _copies(table.rest, tensors), allocations, watch, device)
-
-
-def _orders(order: _Order, moves: Iterable[tuple[MemoryMove, int]], device: torch.device) -> list[Step]:
-    """The driver's call for each move, along the stream that is current then. With each is what its source is counted
-    from.
-    """
-    along = partial(_stream_of, device.index or 0)
+    index = device.index or 0
 
     def begin(move: MemoryMove, above: int) -> None:
-        order(move, above, along())
+        order(move, above, _stream_of(index))
 
-    return [partial(begin, *each) for each in moves]
+    steps: list[Step] = [
+        partial(begin, move, files[file].address) for file, moves in table.moves.items() for move in moves
+    ]
+    return CopySchedule(steps + _copies(table.rest, tensors), files, watch, device)
 
 
 def _copies(rest: Iterable[PlanCopy], tensors: Callable[[], Mapping[str, Any]]) -> list[Step]:

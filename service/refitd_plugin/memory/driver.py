@@ -28,7 +28,6 @@ from refitd_client.files.plain_file import is_tmpfs
 from refitd_client.write.cuda import DEVICE_MEMORY, HOST_MEMORY, PORTABLE, READ_ONLY, Memcpy2D, pin, unpin
 from refitd_plugin.memory.spans import MemoryMove
 
-_DEVICE_ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 _MAPPED = 13  # CU_POINTER_ATTRIBUTE_MAPPED: in a range that has memory behind it
 
 
@@ -73,13 +72,6 @@ def is_mapped(address: int) -> bool:
     found = ctypes.c_int(1)
     error = _library().cuPointerGetAttribute(ctypes.byref(found), _MAPPED, address)
     return not error and bool(found.value)
-
-
-def device_of(address: int) -> int | None:
-    """The number of the GPU that memory lies on, as this process counts them; None where the driver does not say."""
-    found = ctypes.c_int(-1)
-    error = _library().cuPointerGetAttribute(ctypes.byref(found), _DEVICE_ORDINAL, address)
-    return None if error or found.value < 0 else found.value
 
 
 @cache

@@ -1,7 +1,7 @@
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
 # ruff: noqa: ANN001, ANN202, N803 - triton has constants in capitals, and reads annotations as its own
-"""What is done on an NVIDIA GPU: stretches of its memory copied to others in one launch (`copy_schedule`), and single
-elements looked at and written (`delta.in_place`, whose `HostPatch` does the same in numpy). Imported where a GPU is.
+"""Single elements looked at and written on an NVIDIA GPU (`delta.in_place`, whose `HostPatch` does the same in numpy).
+Imported where a GPU is.
 """
 
 from typing import Any
@@ -13,34 +13,6 @@ import triton.language as tl
 from refitd_client.fingerprint.kernel import constants, key, mixed
 from refitd_plugin.delta.in_place import BLOCK
 from refitd_plugin.delta.layout import COLUMNS
-from refitd_plugin.memory.copy_schedule import COLUMNS as COPY_COLUMNS
-
-_COPIED_WORDS = 4096  # words of 8 bytes that a program copies at a time: 128 bytes for each thread
-
-
-def copy(table: Any) -> None:
-    """Copy all stretches of a table along the current stream. Does not wait. `table`: int64 on the GPU, a row for each
-    stretch (`DeviceMoves`). None may overlap what another one writes.
-    """
-    with torch.cuda.device(table.device):
-        _copy[(table.shape[0],)](table, COLUMNS=COPY_COLUMNS, BLOCK=_COPIED_WORDS, num_warps=8)
-
-
-@triton.jit
-def _copy(table, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
-    line = table + tl.program_id(0).to(tl.int64) * COLUMNS
-    target = tl.multiple_of(tl.load(line).to(tl.pointer_type(tl.int64)), 16)
-    source = tl.multiple_of(tl.load(line + 1).to(tl.pointer_type(tl.int64)), 16)
-    words = tl.load(line + 2)
-    column = tl.arange(0, BLOCK)
-    whole = words // BLOCK * BLOCK
-    begin = words - words
-    while begin < whole:  # without a mask, a thread moves 16 bytes at once
-        tl.store(target + begin + column, tl.load(source + begin + column))
-        begin += BLOCK
-    inside = begin + column < words
-    tl.store(target + begin + column, tl.load(source + begin + column, mask=inside, other=0), mask=inside)
-
 
 _INTS = {1: tl.int8, 2: tl.int16, 4: tl.int32, 8: tl.int64}
 

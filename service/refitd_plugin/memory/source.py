@@ -23,6 +23,7 @@ from refitd_client.checkpoint.inventory import Reference, inventory_of
 from refitd_client.checkpoint.opening import ChangedError, Folder, OpeningRefusedError
 from refitd_client.contract.naming import INDEX_NAME, MANIFEST_NAME, SERVICE_FOLDER, version_id
 from refitd_client.files.plain_file import read_plain
+from refitd_client.tensors import TORCH_NAMES
 from refitd_client.validation.examine import examine, signature, structure
 from refitd_client.validation.foreign import described, has_kept_manifest
 from refitd_client.validation.reference import ReferenceRefusedError, read_reference
@@ -33,13 +34,7 @@ if TYPE_CHECKING:
     from refitd_plugin.update.recorder import PlanCopy
 
 
-_TORCH = {
-    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
-    "F8_E4M3": "float8_e4m3fn", "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2": "float8_e5m2",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz", "F8_E8M0": "float8_e8m0fnu",
-    "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
-    "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
-}  # fmt: skip
+_PACKED = "F4"  # torch counts a pair of its elements as one
 
 
 class SourceRefusedError(Exception):
@@ -155,7 +150,7 @@ class VersionSource:
         found: dict[str, Any] = {}
         for file, header in self.structure.headers.items():
             for name, spec in header.tensors.items():
-                dtype = getattr(torch, _TORCH[spec.dtype])
+                dtype = getattr(torch, TORCH_NAMES[spec.dtype])
                 count = (spec.end - spec.start) // dtype.itemsize
                 found[name] = (
                     torch.frombuffer(
@@ -219,7 +214,7 @@ def mapped(place: VersionPlace) -> VersionSource:
     except ChangedError as error:
         raise SourceRefusedError(str(error)) from error
     for name, tensor in seen.inventory.tensors.items():
-        if tensor.dtype not in _TORCH:
+        if tensor.dtype == _PACKED or tensor.dtype not in TORCH_NAMES:
             raise SourceRefusedError(f"tensor {name} has dtype {tensor.dtype}, which torch cannot hold")
     maps: dict[str, mmap.mmap] = {}
     try:

@@ -11,15 +11,11 @@ Ranks with the same slice have replicas: each has to find the same in it, and it
 slices of a tensor have each of its elements once, the tensor is `tiled`, and found right or wrong. Of any other tensor
 nothing is said. Tensors that lie whole in a rank's model are in no table: each rank finds out about these by itself.
 
-The ranks exchange what they find after a load (`EngineSlices`):
+A rank's report after a load has the table of its slices, and what they add to fingerprints. `EngineTable` decides,
+pure. A rank that cannot read what another one reports says that the version is wrong: so whichever rank decides first,
+no version is kept that some of them found wrong.
 
-    plan      a rank that has learned one keeps the table of its slices in the ranks' store, under its digest
-    commit    its report has that digest, and what its slices add to fingerprints; the tables are read once for a plan
-
-`EngineTable` decides, pure. A rank that cannot read what another one names says that the version is wrong: so whichever
-rank decides first, no version is kept that some of them found wrong.
-
-`ModelSlices` are those of one rank's model. A tensor that lies whole in the model is fingerprinted as one
+A tensor that lies whole in the model is fingerprinted as one
 (`contents.TensorFingerprints`). All else that is copied into it is a slice here, also a tensor that is transposed or
 split on a rank by itself.
 """
@@ -27,13 +23,12 @@ split on a rank by itself.
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from itertools import combinations
 from typing import Any
 from zlib import compress, decompress
 
 import numpy as np
 import torch
-import xxhash
 from numpy.typing import NDArray
 
 from refitd_client.checkpoint.inventory import Tensor
@@ -41,14 +36,14 @@ from refitd_client.fingerprint.batch import MemoryStrip, StripScan
 from refitd_client.fingerprint.device import flat_bits
 from refitd_client.fingerprint.host import MASK, width_of
 from refitd_client.fingerprint.tensors import ElementRows, PartInput, has_triton, part_scans
+from refitd_client.transport.schedule import common, strip
 from refitd_plugin.delta.layout import BEGIN as ROUTE_BEGIN
 from refitd_plugin.delta.layout import HOLDER, NUMBER, LaidOutDelta, Route, Routes
 from refitd_plugin.update.plan import ReplayPlan
-from refitd_plugin.update.ranks import RankReport, Ranks, RankState, Reports
+from refitd_plugin.update.ranks import RankState, Reports
 
 TENSOR, BEGIN, WIDTH, ROWS, PITCH = range(5)
 _COLUMNS = 5
-_MOST_CELLS = 2**22  # of the grid that slices of one tensor cut it into: they take 32 MiB
 
 Table = NDArray[np.int64]
 Sums = NDArray[np.uint64]
@@ -67,42 +62,23 @@ def slice_line(tensor: int, begin: int, width: int, rows: int, pitch: int) -> tu
     return tensor, begin, width, rows, pitch
 
 
-@dataclass(frozen=True, eq=False)
-class RankSlices:
-    """The slices of one rank. `inventory` is the digest of the tensors' names, shapes and dtypes."""
+def encode_table(table: Table) -> str:
+    return b64encode(compress(table.astype("<i8").tobytes(), 1)).decode()
 
-    table: Table
-    inventory: str
 
-    @cached_property
-    def digest(self) -> str:
-        """Equal for equal slices of equal inventories."""
-        hasher = xxhash.xxh3_128(f"{self.inventory}\n".encode())
-        hasher.update(self.table.tobytes())
-        return hasher.hexdigest()
-
-    def encode(self) -> str:
-        return b64encode(compress(self.table.astype("<i8").tobytes(), 1)).decode()
-
-    @classmethod
-    def decode(cls, text: str, inventory: str) -> "RankSlices":
-        """The slices that another rank has encoded.
-
-        Raises:
-            ValueError: it is no such text.
-        """
-        try:
-            table = np.frombuffer(decompress(b64decode(text, validate=True)), "<i8").astype(np.int64)
-            return cls(table.reshape(-1, _COLUMNS), inventory)
-        except Exception as error:
-            raise ValueError(f"no slices: {error}") from error
+def decode_table(text: str) -> Table:
+    """Raises ValueError where a text is not one of a table."""
+    try:
+        return np.frombuffer(decompress(b64decode(text, validate=True)), "<i8").astype(np.int64).reshape(-1, _COLUMNS)
+    except Exception as error:
+        raise ValueError(f"no slices: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SliceSums:
-    """What a rank's slices add to the fingerprints of their tensors, in the order of the table."""
+    """What a rank's slices add to the fingerprints of their tensors, in the order of the table, which is encoded."""
 
-    slices: RankSlices
+    table: str
     sums: Sums
 
 
@@ -130,10 +106,10 @@ class EngineTable:
     Made once for the load plans of all ranks, of which each version's sums are judged.
     """
 
-    def __init__(self, ranks: Sequence[RankSlices], elements: Sequence[int]) -> None:
+    def __init__(self, tables: Sequence[Table], elements: Sequence[int]) -> None:
         """`elements` says how many each tensor has, by its number."""
-        self._counts = [len(each.table) for each in ranks]
-        lines = np.concatenate([each.table for each in ranks])
+        self._counts = [len(each) for each in tables]
+        lines = np.concatenate(tables)
         self._order = np.lexsort(lines.T[::-1])
         lines = lines[self._order]
         is_first = _differ(lines)
@@ -196,51 +172,12 @@ def _differ(lines: Table) -> NDArray[np.bool_]:
     return found
 
 
-def tiles(strips: Table, elements: int) -> bool:
-    """Whether different slices of a tensor have each of its elements once.
-
-    They are drawn as boxes in a matrix, whose rows are as long as the pitch of those that have several rows. False also
-    where these have different pitches, or where a row of theirs goes over the edge: that is not looked into. `strips`:
-    lines of a table, without the tensor.
-    """
-    pitches = {pitch for _, _, rows, pitch in strips.tolist() if rows > 1}
-    columns = max(pitches, default=elements)
-    if len(pitches) > 1 or elements % columns:
+def tiles(lines: Table, elements: int) -> bool:
+    """Whether different slices of a tensor have each of its elements once. `lines`: of a table, without the tensor."""
+    strips = [strip(*line) for line in lines.tolist()]
+    if sum(each.nbytes for each in strips) != elements or max(each.end for each in strips) > elements:
         return False
-    boxes: list[tuple[int, int, int, int]] = []
-    for begin, width, rows, _ in strips.tolist():
-        boxes += [(begin // columns, rows, begin % columns, width)] if rows > 1 else _boxes(begin, width, columns)
-    return _cover(boxes, elements // columns, columns)
-
-
-def _boxes(begin: int, width: int, columns: int) -> list[tuple[int, int, int, int]]:
-    """Elements that follow each other as boxes: the rest of a row, whole rows, the begin of a row."""
-    found: list[tuple[int, int, int, int]] = []
-    if begin % columns:
-        head = min(width, columns - begin % columns)
-        found.append((begin // columns, 1, begin % columns, head))
-        begin, width = begin + head, width - head
-    if width >= columns:
-        found.append((begin // columns, width // columns, 0, columns))
-    if width % columns:
-        found.append(((begin + width) // columns, 1, 0, width % columns))
-    return found
-
-
-def _cover(boxes: Sequence[tuple[int, int, int, int]], rows: int, columns: int) -> bool:
-    """Whether boxes (first row, rows, first column, columns) have each cell of a matrix once."""
-    corners = np.array(boxes, dtype=np.int64)
-    tops, lefts = corners[:, 0], corners[:, 2]
-    bottoms, rights = tops + corners[:, 1], lefts + corners[:, 3]
-    downs, rightwards = np.unique(np.concatenate([tops, bottoms])), np.unique(np.concatenate([lefts, rights]))
-    if (downs[0], downs[-1], rightwards[0], rightwards[-1]) != (0, rows, 0, columns):
-        return False
-    if len(downs) * len(rightwards) > _MOST_CELLS:
-        return False
-    counts = np.zeros((len(downs), len(rightwards)), dtype=np.int64)
-    for some, others, sign in ((tops, lefts, 1), (bottoms, rights, 1), (tops, rights, -1), (bottoms, lefts, -1)):
-        np.add.at(counts, (np.searchsorted(downs, some), np.searchsorted(rightwards, others)), sign)
-    return bool((counts.cumsum(0).cumsum(1)[:-1, :-1] == 1).all())
+    return not any(common(one, other) for one, other in combinations(strips, 2))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,66 +195,31 @@ class SliceCheck:
 
 
 class EngineSlices:
-    """See the module. As seen by one rank."""
+    """What the ranks of one engine found, as seen by one of them. A load plan gives each report the same table."""
 
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
-        self._read: dict[tuple[int, str], RankSlices] = {}
-        self._known: tuple[tuple[str, ...], EngineTable] | None = None
-
-    def publish(self, check: SliceCheck | None) -> None:
-        """Keep this rank's table where the others read it.
-
-        Raises:
-            Exception: the store is gone.
-        """
-        if check is not None:
-            mine = check.found.slices
-            self._ranks.keep(mine.digest, mine.encode())
+    def __init__(self) -> None:
+        self._known: tuple[list[str], EngineTable] | None = None
 
     def verdict(self, reports: Reports, check: SliceCheck | None) -> SliceVerdict:
         """What the ranks found together, where all have written. `check`: what this rank found; None where it does not
         know its slices.
         """
-        present = [each for each in reports if each is not None and each.state is RankState.WRITTEN]
-        if len(present) < len(reports):
-            return SliceVerdict()  # another decision than to keep it
-        if check is None or not all(each.slices for each in present):
-            return SliceVerdict()
+        present = [each for each in reports if each is not None and each.state is RankState.WRITTEN and each.slices]
+        if check is None or len(present) < len(reports):
+            return SliceVerdict()  # either nothing is known of some slices, or the version is not kept anyway
         try:
-            slices = [self._slices_of(each, check.found.slices) for each in present]
-            table = self._table(slices, check.elements)
+            encoded = [each.slices for each in present]
+            if self._known is None or self._known[0] != encoded:
+                self._known = encoded, EngineTable([decode_table(each) for each in encoded], check.elements)
             sums = [decode_sums(each.sums) for each in present]
-            return table.verdict(sums, check.names, check.expected, check.says)
+            return self._known[1].verdict(sums, check.names, check.expected, check.says)
         except ValueError as error:
             return SliceVerdict(f"what the ranks found in their slices of tensors cannot be read: {error}")
 
-    def _slices_of(self, report: RankReport, mine: RankSlices) -> RankSlices:
-        """A rank's slices. Raises ValueError where it does not keep them."""
-        if report.slices == mine.digest:
-            return mine
-        key = report.rank, report.slices
-        if key not in self._read:
-            text = self._ranks.read(*key)
-            if text is None:
-                raise ValueError(f"rank {report.rank} does not keep them")
-            found = RankSlices.decode(text, mine.inventory)
-            if found.digest != report.slices:
-                raise ValueError(f"rank {report.rank} keeps others")
-            self._read = {other: each for other, each in self._read.items() if other[0] != report.rank} | {key: found}
-        return self._read[key]
-
-    def _table(self, slices: Sequence[RankSlices], elements: Sequence[int]) -> EngineTable:
-        digests = tuple(each.digest for each in slices)
-        known = self._known
-        if known is None or known[0] != digests:
-            known = self._known = digests, EngineTable(slices, elements)
-        return known[1]
-
 
 class ModelSlices:
-    """See the module. `mine` are they, `names` the checkpoint's tensors by the numbers that these give, and `elements`
-    how many each of them has.
+    """The slices of one rank's model. `table` is theirs, encoded. `names` are the checkpoint's tensors by the numbers
+    that it gives, and `elements` how many each has.
     """
 
     def __init__(
@@ -338,13 +240,12 @@ class ModelSlices:
                     self._numbers[name, route.holder, route.begin] = len(lines)
                     lines.append(slice_line(number, route.offset, route.columns, route.rows, route.row_index))
                     taken.append(route)
-        table = np.array(lines, dtype=np.int64).reshape(-1, 5)
-        self.mine = RankSlices(table, plan.inventory)
+        self.table = encode_table(np.array(lines, dtype=np.int64).reshape(-1, _COLUMNS))
         self._scan = SliceScan(taken, holders)
 
     def take(self) -> SliceSums:
         """What they add to fingerprints now."""
-        return SliceSums(self.mine, self._scan.take())
+        return SliceSums(self.table, self._scan.take())
 
     def check(self, found: SliceSums | None, expected: Mapping[str, str], says: str) -> SliceCheck:
         """What was found in them, to be held against a manifest together with what other ranks have.
@@ -361,7 +262,7 @@ class ModelSlices:
         """What they add after a delta; None where that is not known, as what they added before. `shifts`: what each of
         its pieces adds.
         """
-        if before is None or before.slices.digest != self.mine.digest:
+        if before is None or before.table != self.table:
             return None
         sums = before.sums.tolist()
         for group in laid.groups:
@@ -370,7 +271,7 @@ class ModelSlices:
                 number = self._numbers.get((laid.names[piece], row[HOLDER], row[ROUTE_BEGIN]))
                 if number is not None:
                     sums[number] = sums[number] + shifts[piece] & MASK
-        return SliceSums(self.mine, np.array(sums, dtype=np.uint64))
+        return SliceSums(self.table, np.array(sums, dtype=np.uint64))
 
 
 class SliceScan:

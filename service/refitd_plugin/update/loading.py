@@ -21,7 +21,7 @@ import torch
 
 from refitd_client.checkpoint.inventory import Tensor
 from refitd_plugin.delta.layout import PlacedTensor, Placements, Routes, routes_of
-from refitd_plugin.memory import copy_schedule
+from refitd_plugin.memory import copy_schedule, driver
 from refitd_plugin.memory.copy_schedule import CopySchedule, CopyWatch, MoveTable, table_of
 from refitd_plugin.memory.driver import Registry
 from refitd_plugin.memory.source import VersionSource
@@ -36,7 +36,7 @@ from refitd_plugin.proof.contents import (
     idle,
     named,
 )
-from refitd_plugin.proof.slices import EngineSlices, ModelSlices, SliceCheck
+from refitd_plugin.proof.slices import ModelSlices, SliceCheck
 from refitd_plugin.update.plan import Loader, ReplayPlan, Tensors, addresses_of, learned, replay, tensors_of
 from refitd_plugin.update.receiving import sizes_of
 from refitd_plugin.update.recorder import Recorder
@@ -193,11 +193,10 @@ class Readied:
 
 
 class Loading:
-    """The loads of one rank, and its plan. `engine_slices` knows what the engine's ranks have together."""
+    """The loads of one rank, and its plan."""
 
-    def __init__(self, process: EngineProcess, engine_slices: EngineSlices) -> None:
+    def __init__(self, process: EngineProcess) -> None:
         self.plan: ReplayPlan | None = None
-        self.engine_slices = engine_slices
         self._process = process
         self.registry = Registry()  # of the files that the rank's GPU reads in place
         self._tables: PlanTables | None = None
@@ -348,9 +347,9 @@ class Loading:
         files = None if others else source.registered(self.registry, device.index or 0)
         if files is None:
             return copy_schedule.buffered(source.copies_of(plan.copies), source.pieces)
-        make = copy_schedule.between_devices if source.is_on_device else copy_schedule.registered
+        order = driver.between_devices if source.is_on_device else driver.to_device
         table, watch = self.tables(plan, source).table_of(source)
-        return make(table, files, device, source.pieces, watch)
+        return copy_schedule.by_address(order, table, files, device, source.pieces, watch)
 
     def _through(
         self, call: UpdateCall, feed: TensorFeed, path: str, load_format: str, watching: Any = None

@@ -239,8 +239,8 @@ class Commit:
         check = self.update_source.slice_check
         if check is None:
             return RankReport(rank=self.rank, state=RankState.WRITTEN)
-        slices, sums = check.found.slices.digest, encode_sums(check.found.sums)
-        return RankReport(rank=self.rank, state=RankState.WRITTEN, slices=slices, sums=sums)
+        sums = encode_sums(check.found.sums)
+        return RankReport(rank=self.rank, state=RankState.WRITTEN, slices=check.found.table, sums=sums)
 
     def _report(self, state: RankState, reason: str = "") -> RankReport:
         return RankReport(rank=self.rank, state=state, reason=reason[:1000])
@@ -251,7 +251,7 @@ class RankEngine:
 
     def __init__(self, process: EngineProcess, ranks: Ranks, settings: PluginSettings) -> None:
         self.process = process
-        self.loading = Loading(process, EngineSlices(ranks))
+        self.loading = Loading(process)
         self.restore_point = RestorePoint(settings.root, process.revision)
         prover = prover_of(process, self.loading.registry, settings)
         self.preparing = Preparing(process, settings.root, self.loading, self.restore_point, prover)
@@ -259,6 +259,7 @@ class RankEngine:
         self.root = settings.root  # of the service that leads; None until its channel is open
         self.touched = False  # whether an update that is going on may have written, here or on another rank
         self._ranks = ranks
+        self._slices = EngineSlices()
         self._prepared: UpdateSource | None = None
         self._lock = Lock()
         self._stages = Stages()
@@ -359,11 +360,10 @@ class RankEngine:
 
         def decide(reports: Reports) -> Decision:
             nonlocal found
-            found = self.loading.engine_slices.verdict(reports, source.slice_check)
+            found = self._slices.verdict(reports, source.slice_check)
             return after_commit(reports, found.fault)
 
         with self._stages.during("agree"):
-            self.loading.engine_slices.publish(source.slice_check)
             decision, _ = self._ranks.decide("commit", mine, decide)
         match decision.step:
             case NextStep.KEEP:

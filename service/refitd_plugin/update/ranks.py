@@ -53,8 +53,8 @@ class NextStep(StrEnum):
 class RankReport:
     """What a rank reports to the others. `version` is the digest of what it will load; `needs` as in an answer.
 
-    Of a rank that has written: `slices` is the digest of the slices that its model has of tensors, and `sums` what is
-    in them (`slices.py`); "" where it does not know.
+    Of a rank that has written: `slices` is the table of the slices that its model has of tensors, and `sums` what is in
+    them (`proof/slices.py` encodes both); "" where it does not know.
     """
 
     rank: int
@@ -128,7 +128,6 @@ def _said(some: Sequence[RankReport], reports: Reports) -> str:
 
 
 _KEPT_ROUNDS = 3  # rounds whose keys stay
-_READ_SECONDS = 10.0  # for a text that another rank keeps: it is there before the report that names it
 
 
 class Ranks:
@@ -144,7 +143,6 @@ class Ranks:
         self._wait, self._prefix = wait, prefix
         self.rank, self.size = rank, size
         self._round = 0
-        self._kept = ""
 
     def begin(self) -> None:
         """A new update. All ranks count alike, since SGLang gives each request to each of them."""
@@ -174,29 +172,6 @@ class Ranks:
             decision = from_json(self._store.compare_set(self._key(phase, "next"), "", text), Decision)
         return decision, reports
 
-    def keep(self, name: str, text: str) -> None:
-        """Keep a text where the other ranks read it by its name, in the place of the one before.
-
-        Raises:
-            Exception: the store is gone.
-        """
-        if self._store is None or self._kept == name:
-            return
-        self._store.set(self._place(self.rank, name), text)
-        if self._kept:
-            self._store.delete_key(self._place(self.rank, self._kept))
-        self._kept = name
-
-    def read(self, rank: int, name: str) -> str | None:
-        """A text that another rank keeps; None where it does not."""
-        key = self._place(rank, name)
-        try:
-            seconds = min(self._wait, _READ_SECONDS)
-            self._store.wait([key], timedelta(seconds=seconds))
-            return self._store.get(key).decode()
-        except (RuntimeError, UnicodeDecodeError):
-            return None
-
     def exchange(self, phase: str, mine: RankReport) -> Reports:
         """Report to the other ranks and read their reports. Raises as `decide`."""
         if self._store is None or self.size == 1:
@@ -212,9 +187,6 @@ class Ranks:
             return from_json(self._store.get(key), RankReport)
         except (RuntimeError, msgspec.MsgspecError):  # torch's DistStoreError is one
             return None
-
-    def _place(self, rank: int, name: str) -> str:
-        return f"{self._prefix}/kept/{rank}/{name}"
 
     def _key(self, phase: str, who: int | str) -> str:
         return f"{self._prefix}/{self._round}/{phase}/{who}"

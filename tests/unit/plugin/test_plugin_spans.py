@@ -1,10 +1,17 @@
 """Stretches of memory, held against bytes counted one by one."""
 
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refitd_plugin.memory.spans import Covered, NamedSpans, TooManyStretchesError, stretches
+from refitd_plugin.memory import driver
+from refitd_plugin.memory.copy_schedule import MoveTable, by_address
+from refitd_plugin.memory.spans import Covered, MemoryMove, NamedSpans, TooManyStretchesError, stretches
+from support.host_gpu import HOST, HostGpu
 
 SPAN = st.tuples(st.integers(0, 60), st.integers(0, 60)).map(lambda pair: (min(pair), max(pair)))
 SPANS = st.lists(SPAN, max_size=8)
@@ -49,3 +56,24 @@ def test_an_address_is_found_in_its_stretch_alone() -> None:
     assert named.at(10) == ("a", 10)
     assert named.at(39) == ("b", 30)
     assert [named.at(address) for address in (9, 20, 25, 40)] == [None] * 4
+
+
+@pytest.mark.parametrize("order", [driver.to_device, driver.between_devices])
+def test_each_move_is_one_order_to_the_driver_wherever_it_comes_from(
+    order: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that are apart as well."""
+    HostGpu(monkeypatch)
+    source = np.random.default_rng(3).integers(0, 256, 4096, dtype=np.uint8)
+    target, wanted = np.zeros(4096, np.uint8), np.zeros(4096, np.uint8)
+    base = target.ctypes.data
+    moves = [MemoryMove(base, 64, 32), MemoryMove(base + 100, 200, 3), MemoryMove(base + 512, 1024, 16, 4, 32, 64)]
+    wanted[0:32], wanted[100:103] = source[64:96], source[200:203]
+    for row in range(4):
+        wanted[512 + 32 * row : 528 + 32 * row] = source[1024 + 64 * row : 1040 + 64 * row]
+    files = {"memory": SimpleNamespace(address=source.ctypes.data)}
+    ready = by_address(order, MoveTable({}, {"memory": moves}, []), files, HOST, dict)
+    assert len(ready.steps) == len(moves)
+    for step in ready.steps:
+        step()
+    assert np.array_equal(target, wanted)

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from refitd.policy.chain import Versions, is_past, step_in_place
-from refitd.policy.next_action import Goals, RefitTo
+from refitd.policy.next_action import Goals, RefitTo, is_to_be_left
 from refitd.policy.strategy import Strategy, StrategyName, finished_first, has_given_up, released
 from refitd.state.records import EngineRecord, UpdateRecord
 from refitd.state.version import VersionRecord
@@ -211,6 +211,7 @@ def goals_of_engine(
     offer: "PendingOffer | None" = None,
 ) -> Goals:
     """What one engine is to do: its run's goals, as far as it may go there now."""
+    serves, engine = engine, engine.to_load
     goal, good = run.loadable, run.last_good
     # An engine with the plugin is given deltas themselves, also where others wait for a copy.
     if run.wanted is not None and step_in_place(engine, run.wanted, versions) is not None:
@@ -225,24 +226,46 @@ def goals_of_engine(
     there = versions.get(engine.contents.held or "")
     if there is not None and goal is not None and _is_mended_at(there, engine, goal, run.target):
         goal = there
+    is_ordered = run.ordered and (not waits or good == run.target)
+    if _would_go_back(serves, goal, run.target if is_ordered else None, versions):
+        goal = _again(versions[serves.serving or ""], run, pulls=serves.pulls)
     # An engine that gets to a delta by steps goes to the next one, where it may go there.
-    step = None if goal is None else step_in_place(engine, goal, versions)
-    if step is not None:
+    elif (step := None if goal is None else step_in_place(engine, goal, versions)) is not None:
         goal = good if good is not None and has_given_up(engine, step) else step
     # Beside that it makes ready what is still being checked, or takes what a trainer offers.
     paused = update is not None and update.paused_since is not None
     next_one = versions.get(run.coming or "")
     is_ahead = next_one is not None and looks_ahead(engine, next_one, versions, strategy, paused=paused)
-    taken = offered_to(engine, offer, versions)
+    taken = offered_to(serves, offer, versions)
     return replace(
         run,
         loadable=goal,
         last_good=good,
-        ordered=run.ordered and (not waits or good == run.target),
+        ordered=is_ordered,
         coming=run.coming if is_ahead else None,
         serving=versions.get(engine.serving or ""),
         offered=None if taken is None else RefitTo(versions[taken.version], taken.path),
     )
+
+
+def _would_go_back(
+    engine: EngineRecord, goal: VersionRecord | None, ordered: VersionRecord | None, versions: Versions
+) -> bool:
+    """Whether an engine that is to be loaded again would be loaded with something older than it serves. `ordered`: what
+    an upstream has ordered, for which engines go back.
+    """
+    has = versions.get(engine.serving or "")
+    if goal is None or has is None or not engine.debts.reload or is_to_be_left(has) or goal.run != has.run:
+        return False
+    return goal.order < has.order and (ordered is None or ordered.order >= has.order)
+
+
+def _again(has: VersionRecord, run: Goals, *, pulls: bool) -> VersionRecord | None:
+    """What an engine is loaded with that is to be loaded again, and that may go to nothing newer now: what it serves,
+    where that can be loaded in one piece. Else None: it stays as it is until there is something.
+    """
+    is_whole = has.kind is Kind.FULL or has == run.loadable or pulls
+    return has if has.state is VersionState.SEALED and is_whole else None
 
 
 def _goes_back_in_place(engine: EngineRecord, good: VersionRecord, versions: Versions) -> bool:

@@ -136,13 +136,13 @@ def _wanted(engine: EngineRecord, goals: Goals) -> VersionRecord | None:
     serving = goals.serving
     if _is_held(engine, serving, goals.loadable) or _waits_where_it_is(engine, goals.loadable, goals.target):
         return None
-    if serving is not None and not _is_to_be_left(serving) and serving.run == goals.loadable.run:
+    if serving is not None and not is_to_be_left(serving) and serving.run == goals.loadable.run:
         is_ordered = goals.ordered and serving.order > goals.target.order  # also by way of what the target stands on
         return None if serving.order > goals.loadable.order and not is_ordered else goals.loadable
     return goals.loadable
 
 
-def _is_to_be_left(version: VersionRecord) -> bool:
+def is_to_be_left(version: VersionRecord) -> bool:
     """Whether engines go back from a version. What came from a trainer's memory is good though its files never came."""
     return version.barred or (version.state is VersionState.REJECTED and not version.handed)
 

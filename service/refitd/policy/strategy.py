@@ -75,8 +75,8 @@ def released(
         case StrategyName.ALL:
             return frozenset(engine.id for engine in engines)
         case StrategyName.ROLLING:
-            there = {version.id for version in (target, *loadable) if version is not None}
-            return _in_turn(strategy.max_unavailable, there, engines)
+            there = {version.id for version in loadable if version is not None}
+            return _in_turn(strategy.max_unavailable, target, there, engines)
         case StrategyName.CANARY:
             # What was served once needs no check: it is where a failed check returns to.
             if target.served_at is not None or _checked(update, target) is CheckState.PASSED:
@@ -87,13 +87,18 @@ def released(
             assert_never(strategy.name)
 
 
-def _in_turn(places: int, goals: Collection[str], engines: Sequence[EngineRecord]) -> frozenset[str]:
-    """Engines out of service have a place; what is left goes to those that wait, in the order of their names.
+def _in_turn(
+    places: int, target: VersionRecord, loadable: Collection[str], engines: Sequence[EngineRecord]
+) -> frozenset[str]:
+    """Engines out of service have a place; what is left goes to those that wait, in the order of their names. One that
+    is to be loaded again with a target that cannot be loaded waits for that, and for no place.
 
     The result depends on what is true now alone, so engines that ask one after the other get the same answer.
     """
     out = {engine.id for engine in engines if engine.state.is_out_of_service}
-    there = {engine.id for engine in engines if engine.to_load.serving in goals}
+    there = {engine.id for engine in engines if engine.to_load.serving in {target.id, *loadable}}
+    if target.id not in loadable:
+        there |= {engine.id for engine in engines if engine.serving == target.id}
     waiting = [engine for engine in engines if engine.id not in out | there and not engine.state.is_out_of_reach]
     waiting.sort(key=lambda engine: (engine.waits is not None, engine.id))
     return frozenset(out | there | {engine.id for engine in waiting[: max(places - len(out), 0)]})

@@ -273,19 +273,30 @@ class Fleet:
         """Load an engine again.
 
         Raises:
-            ProblemError: there is none, or its version's files are lost and a load would take it back.
+            ProblemError: there is none, or what it serves cannot be loaded again, and what could be is older.
         """
         record = self._known(name)
         serving = self._store.versions.get(record.serving or "")
-        if record.known and serving is not None and serving.state is VersionState.LOST:
-            older = self._targets.of_engine(record).loadable
-            if older is None or older.order < serving.order:
+        fault = None if serving is None or not record.known else self._why_not_again(serving)
+        if serving is not None and fault is not None:
+            older = self._targets.of_run(serving.run).loadable
+            if self._targets.of_engine(record.having(reload=True)).loadable is None:
                 back = "" if older is None else f"; a resync would take it back to {older.id}"
-                now = f"engine {name} serves {serving.id}, whose files are lost{back}"
+                now = f"engine {name} serves {serving.id}, {fault}{back}"
                 raise ProblemError(Slug.VERSION_NOT_GOOD, f"{now}: publish a newer step, or roll back")
         self._try_again(record.run)
         if name in self._reconcilers:
             self._reconcilers[name].resync()
+
+    def _why_not_again(self, version: VersionRecord) -> str | None:
+        """Why a version that an engine serves cannot be loaded again, now or soon; None where it can be."""
+        if version.state is VersionState.LOST:
+            return "whose files are lost"
+        if version.in_memory:
+            return "which has no good files"
+        carriage = self._targets.carriage
+        refused = None if carriage.can_load(version) else carriage.refused.get(version.id)
+        return None if refused is None else f"which cannot be carried out ({refused})"
 
     def _try_again(self, run: str | None) -> None:
         """Have what this host has given up tried once more, where its upstream goes on wanting it: no other command

@@ -67,4 +67,4 @@ class RankProofs:
         engines = self._store.engines_of(version.run)
         if self._prove is Prove.SERVICE or not all_prove(version, engines):
             return False
-        return any(self._targets.of_engine(engine.to_load).coming == version.id for engine in engines)
+        return any(self._targets.of_engine(engine).coming == version.id for engine in engines)

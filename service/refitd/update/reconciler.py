@@ -138,8 +138,8 @@ class EngineReconciler:
 
     def _decide(self) -> Action:
         """Ask what to do next, by what the engine is to serve and which of that has a fingerprint on record."""
-        entry, engine = self._entry, self._entry.record.to_load
-        goals = self._targets.of_engine(engine)
+        entry, record = self._entry, self._entry.record
+        engine, goals = record.to_load, self._targets.of_engine(record)
         candidates = (goals.target, goals.loadable, goals.last_good)
         recorded = frozenset(v.id for v in candidates if v is not None and entry.fingerprint_of(v.id) is not None)
         return next_action(engine, replace(goals, recorded=recorded) if recorded else goals, entry.agenda, entry.now)

@@ -85,7 +85,7 @@ class LedHubPromises(ForgettingHubPromises):
         engine = self._life.store.engines.get(attempt.engine)
         if attempt.outcome is not None or engine is None or not self._world.leads(engine):
             return
-        goals = self._life.targets.of_engine(engine.to_load)  # it may serve what it is to be loaded with again
+        goals = self._life.targets.of_engine(engine)  # it may serve what it is to be loaded with again
         known = {goal.id for goal in (goals.target, goals.loadable, goals.last_good) if goal is not None}
         assert attempt.version in known, f"{engine.id} is brought to {attempt.version}, and its goals are {known}"
         self._aims[attempt.engine] = attempt.version

@@ -203,3 +203,16 @@ def test_the_only_engine_of_its_kind_that_has_lied_about_a_version_serves_the_ne
         story.witness_lies(name="b", seconds=20.0)
         story.resync(name="b")
         world.heal()
+
+
+def test_an_engine_that_is_to_be_loaded_again_is_not_taken_back_where_what_it_serves_cannot_be_loaded_again() -> None:
+    """It has the plugin, and serves a delta of which the others find no copy, since there is no room. A resync took it
+    back to what the others serve.
+    """
+    with closing(World(3627454845, strategy=StrategyName.ROLLING, vllm="ab")) as world:
+        story = Story(world)
+        story.train_on(steps=5, seconds=0.1)
+        story.train_on(steps=3, seconds=0.1)
+        story.disk_fails_for_a_while(kind="no room", seconds=0.5)
+        story.resync(name="a")
+        world.heal()

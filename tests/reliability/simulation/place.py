@@ -239,16 +239,24 @@ class Place:
         asks = engine.state in {EngineState.QUARANTINED, EngineState.CONTESTED} or self.is_held(engine)
         return asks and f"{self.name} {engine.id} {engine.state}" not in tended
 
-    def lone_witnesses(self) -> list[EngineRecord]:
-        """Engines that are given up since they contradict a lie of their own, and no other engine is of their kind."""
+    def given_up_for_a_lie(self) -> list[EngineRecord]:
+        """Engines that are given up since they contradict a lie that is on record, and no other engine is a witness:
+        the lie was their own and no other is of their kind, or answers are compared, which are equal on no two engines.
+        """
         engines = [] if self.life is None else list(self.life.store.engines.values())
         kinds = Counter(each.seen.configuration for each in engines)
+        liars = {each.seen.configuration for each in engines if self.promises.has_lied(each)}
         gave_other = "are not those that a clean load of this version gave"
-        return [
+        given_up = [
             each
             for each in engines
             if each.state is EngineState.QUARANTINED and (each.reason or "").endswith(gave_other)
-            if kinds[each.seen.configuration] == 1 and self.promises.has_lied(each)
+        ]
+        return [
+            each
+            for each in given_up
+            if each.seen.configuration in liars
+            if kinds[each.seen.configuration] == 1 or f"its answers {gave_other}" in (each.reason or "")
         ]
 
     def is_held(self, engine: EngineRecord) -> bool:

@@ -216,3 +216,15 @@ def test_an_engine_that_is_to_be_loaded_again_is_not_taken_back_where_what_it_se
         story.disk_fails_for_a_while(kind="no room", seconds=0.5)
         story.resync(name="a")
         world.heal()
+
+
+def test_an_engine_whose_answers_another_ones_lie_contradicts_serves_the_next_version() -> None:
+    """Both are stock vLLMs of one kind. The first load of the version gave the lie, and answers of two engines are
+    never equal, so the third one of another kind is no witness.
+    """
+    with closing(World(3227751145, strategy=StrategyName.CANARY, vllm="abc")) as world:
+        story = Story(world)
+        story.another_writer_loads_into_an_engine(name="a", seconds=3.0, times=6)
+        story.engine_is_added_or_removed(named=True, seconds=0.1)
+        story.witness_lies(name="b", seconds=3.0)
+        world.heal()

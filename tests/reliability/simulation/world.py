@@ -389,20 +389,17 @@ class World(Place):
             if True not in [self._tend(place, tended) or place.repairs for place in self.places]:
                 break
             self.wait(self.heal_seconds[-1])
-        self._refute_lone_witnesses()
+        self._end_lies_on_record()
         self.wait(self.heal_seconds[0])
         for place in self.places:
             place.promises.hold_in_the_end()
 
-    def _refute_lone_witnesses(self) -> None:
-        """The only engine of its kind lied about a version, and contradicts its own record since.
-
-        As the runbook says, the next version and a restart end that.
-        """
-        lone = [(place, each) for place in self.places for each in place.lone_witnesses()]
-        if lone:
+    def _end_lies_on_record(self) -> None:
+        """As the runbook says, the next version and a restart do."""
+        given_up = [(place, each) for place in self.places for each in place.given_up_for_a_lie()]
+        if given_up:
             self.publish(Make.GOOD, announce=True)
-            self._restart([place.server_of(each) for place, each in lone])
+            self._restart([place.server_of(each) for place, each in given_up])
             self.wait(self.heal_seconds[-1])
 
     def _tend(self, place: Place, tended: set[str]) -> bool:

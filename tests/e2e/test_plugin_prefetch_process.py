@@ -17,8 +17,8 @@ import pytest
 from safetensors.torch import save_file
 
 from refitd_client.validation.contents import ReadingStoppedError
+from refitd_plugin import prefetch
 from refitd_plugin.port import Stages
-from refitd_plugin.prefetch import worker
 from support.mini_sglang import tiny_weights
 from support.tiny_rank import Rank, version
 
@@ -57,7 +57,7 @@ def test_one_that_is_killed_is_begun_again_and_holds_up_nothing(
     one, its = version(root, 1), rank.engine.preparing.inspector.worker
     assert by_worker(rank, one)
     first = its.pid
-    monkeypatch.setattr(worker, "_BEGIN_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(prefetch, "_BEGIN_AGAIN_SECONDS", 0.0)
     os.kill(first, signal.SIGKILL)
     psutil.wait_procs([psutil.Process(first)] if psutil.pid_exists(first) else [], timeout=0)
     assert not by_worker(rank, one)
@@ -70,7 +70,7 @@ def test_one_that_hangs_is_let_go_of_when_nobody_wants_its_version_any_more(
 ) -> None:
     one, its = version(root, 1), rank.engine.preparing.inspector.worker
     assert by_worker(rank, one)
-    monkeypatch.setattr(worker, "_STOP_REPLY_SECONDS", 0.05)
+    monkeypatch.setattr(prefetch, "_STOP_REPLY_SECONDS", 0.05)
     hung, stop = psutil.Process(its.pid), threading.Event()
     hung.suspend()
     stop.set()
@@ -81,7 +81,7 @@ def test_one_that_hangs_is_let_go_of_when_nobody_wants_its_version_any_more(
 
 def test_it_ends_with_its_rank(tmp_path: Path) -> None:
     code = (
-        "from refitd_plugin.prefetch.worker import PrefetchWorker; import sys, time\n"
+        "from refitd_plugin.prefetch import PrefetchWorker; import sys, time\n"
         "worker = PrefetchWorker(); worker.begin(); print(worker.pid, flush=True); time.sleep(600)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
@@ -101,8 +101,8 @@ def test_where_no_process_can_be_begun_a_thread_reads(tmp_path: Path, root: Path
         raise OSError("no process may be begun")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker, "_BEGIN_AGAIN_SECONDS", 0.0)
-        patch.setattr(worker, "subprocess", SimpleNamespace(Popen=refuse, DEVNULL=subprocess.DEVNULL))
+        patch.setattr(prefetch, "_BEGIN_AGAIN_SECONDS", 0.0)
+        patch.setattr(prefetch, "subprocess", SimpleNamespace(Popen=refuse, DEVNULL=subprocess.DEVNULL))
         began = time.monotonic()
         assert not by_worker(rank, version(root, 1))
         assert time.monotonic() - began < SOON

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from refitd_plugin.prefetch.worker import PrefetchWorker
+from refitd_plugin.prefetch import PrefetchWorker
 from support.plugin_threads import ending_plugin_threads
 
 

@@ -10,12 +10,11 @@ The operator named it, so links are followed there (the Hugging Face cache is ma
 
 import mmap
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
-from weakref import finalize
 
 from refitd_client.checkpoint.header import Header, HeaderRefusedError, read_header
 from refitd_client.checkpoint.index import MAX_INDEX_BYTES, IndexRefusedError, lay_out, parse_index
@@ -45,19 +44,6 @@ class FullNeededError(SourceRefusedError):
     """A delta that cannot be applied to what is in memory, and nothing is wrong with either: a full version can."""
 
 
-class HeldFiles:
-    """Open files by name, closed when this object is collected."""
-
-    def __init__(self, files: Mapping[str, int]) -> None:
-        self.files = files
-        finalize(self, close_all, list(files.values()))
-
-
-def close_all(files: Iterable[int]) -> None:
-    for fd in files:
-        os.close(fd)
-
-
 @dataclass(frozen=True, slots=True)
 class VersionPlace:
     root: Path
@@ -70,15 +56,12 @@ class VersionPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionSource:
-    """A version, held open. `inventory` is the digest of names, shapes and dtypes; `held` its weight files, where this
-    process was given them open.
-    """
+    """A version, held open. `inventory` is the digest of names, shapes and dtypes."""
 
     place: VersionPlace
     structure: Structure
     inventory: str
     maps: Mapping[str, mmap.mmap] = field(repr=False)
-    held: HeldFiles | None = field(default=None, repr=False)
 
     @property
     def digest(self) -> str:
@@ -122,26 +105,17 @@ class VersionSource:
 
     def registered(self, registry: "Registry", device: int) -> "dict[str, Registered] | None":
         """Its weight files, registered for a GPU; None where one cannot be, or is not what was mapped any more."""
-        if (held := self.held or self._open_files()) is None:
-            return None
         found: dict[str, Any] = {}
-        for name, fd in held.files.items():
-            if (file := registry.of(fd, device)) is None:
-                return None
-            found[name] = file
-        return found
-
-    def _open_files(self) -> HeldFiles | None:
-        files: dict[str, int] = {}
         try:
             with Folder(self.place.root, self.place.path) as folder:
                 for name in self.maps:
                     with folder.open(name, self.structure.files[name]) as fd:
-                        files[name] = os.dup(fd)
+                        if (file := registry.of(fd, device)) is None:
+                            return None
+                        found[name] = file
         except (OSError, OpeningRefusedError, ChangedError):
-            close_all(files.values())
             return None
-        return HeldFiles(files)
+        return found
 
     def tensors(self) -> dict[str, Any]:
         """Its tensors by name, as views into the mapped files, in the order of the files."""

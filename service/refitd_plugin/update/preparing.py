@@ -32,7 +32,6 @@ from refitd_plugin.memory.source import (
     SourceRefusedError,
     VersionPlace,
     VersionSource,
-    close_all,
     folder_of,
     is_version,
     mapped,
@@ -42,14 +41,18 @@ from refitd_plugin.memory.source import (
     started_from,
 )
 from refitd_plugin.port import EngineProcess, Stages
-from refitd_plugin.prefetch.process import DeltaFound, FullFound, ReadOrder, Refusal, Reply
-from refitd_plugin.prefetch.worker import (
-    MappedBuffers,
+from refitd_plugin.prefetch import (
+    BufferLease,
+    DeltaBuffer,
+    DeltaRead,
+    FullRead,
     Mapper,
-    PlainBuffer,
+    PlainMapping,
     PrefetchWorker,
+    ReadOrder,
+    Refusal,
+    Reply,
     delta_changes,
-    full_version,
 )
 from refitd_plugin.proof.contents import devices_of
 from refitd_plugin.proof.proving import VersionProver
@@ -149,9 +152,8 @@ class VersionInspector:
         self._startup, self._revision = startup, revision
         self._folder: Path | None = None
         self._reference: Reference | None = None
-        self._buffers = MappedBuffers(map_buffer)
+        self._map_buffer, self._free = map_buffer, list[DeltaBuffer]()
         self._sent: tuple[int, Placements | None] = 0, None
-        self._along = 0
         self.worker = PrefetchWorker()
 
     def here(
@@ -180,10 +182,12 @@ class VersionInspector:
         placements: Callable[[], Placements | None],
         stages: Stages,
     ) -> VersionSource | DeltaChanges:
-        """Look through the prefetch worker, while the engine serves. Raises as `here`, whose arguments it takes.
-        `placements`: gives those that a delta is laid out by, if there are any.
+        """Look while the engine serves, through the prefetch worker where that reads more than headers. Raises as
+        `here`, whose arguments it takes. `placements`: gives those that a delta is laid out by, if there are any.
         """
         delta, model = is_delta(str(place.folder)), ""
+        if not (delta or check_bytes):
+            return self.here(place, options, check_bytes=False, stop=stop)
         with suppress(SourceRefusedError) if delta else nullcontext():  # a delta can be looked at without the model
             model = str(self._model())
         order = ReadOrder(
@@ -192,56 +196,47 @@ class VersionInspector:
             model=model,
             check_bytes=check_bytes,
             options=options,
+            is_delta=delta,
         )
         by = placements() if delta else None
-        sent = self._add_placements(order, by)
-        reply = self.worker.ask(order, stop)
-        if reply is not None:
-            self._sent = sent
-            if (found := self._found(place, *reply, by, stages)) is not None:
-                return found
-        if self.worker.generation:
-            self.worker.begin()
-        return self.here(place, options, check_bytes=check_bytes, stop=stop)
+        reply, lease = self._asked(order, by, stop)
+        match reply:
+            case None | Refusal(kind="unable"):
+                return self.here(place, options, check_bytes=check_bytes, stop=stop)
+            case Refusal():
+                raise _ERRORS[reply.kind](reply.reason)
+            case DeltaRead():
+                found = delta_changes(place, reply, lease, by)
+            case FullRead():
+                found = self.here(place, options, check_bytes=False)
+                if isinstance(found, DeltaChanges) or found.structure.signature != reply.signature:
+                    raise SourceRefusedError(f"{place.folder} changed while it was looked at")
+            case _:
+                assert_never(reply)
+        stages.add("clerk", reply.ms)  # a word of the reply: it stays
+        return found
+
+    def _asked(self, order: ReadOrder, by: Placements | None, stop: Event) -> tuple[Reply | None, BufferLease]:
+        """Ask the prefetch worker. Placements are sent once to each process."""
+        lease, generation = BufferLease(self._free, self._map_buffer), self.worker.generation
+        if by is not None:
+            order.lays_out = True
+            if self._sent[0] != generation or self._sent[1] is not by:
+                order.placements = dict(by)
+        reply = self.worker.ask(order, stop, lease.buffer.fd)
+        if reply is None:
+            self._free = []  # a process that is lost may still be writing: no delta comes into these buffers any more
+            if generation:
+                self.worker.begin()
+        elif by is not None:
+            self._sent = generation, by
+        return reply, lease
 
     def known(self) -> Reference:
         """The model that the server was started with, by its files' headers."""
         if self._reference is None:
             self._reference = reference_in(self._model())
         return self._reference
-
-    def _add_placements(self, order: ReadOrder, by: Placements | None) -> tuple[int, Placements | None]:
-        """Name the placements in an order, and send them unless this process has them. Returns what it will have."""
-        generation, known = self._sent
-        if generation != self.worker.generation:
-            self._buffers.forget()
-            known = None
-        order.busy = self._buffers.busy
-        if by is not None:
-            if by is not known:
-                self._along += 1
-                order.placements, known = dict(by), by
-            order.along = self._along
-        return self.worker.generation, known
-
-    def _found(
-        self, place: VersionPlace, reply: Reply, files: list[int], by: Placements | None, stages: Stages
-    ) -> VersionSource | DeltaChanges | None:
-        match reply:
-            case FullFound():
-                stages.add("clerk", reply.ms)  # a word of the reply: it stays
-                return full_version(place, reply, files)
-            case DeltaFound():
-                stages.add("clerk", reply.ms)  # a word of the reply: it stays
-                return delta_changes(place, reply, files, self._buffers, by)
-            case Refusal(kind="unable"):
-                close_all(files)
-                return None
-            case Refusal():
-                close_all(files)
-                raise _ERRORS[reply.kind](reply.reason)
-            case _:
-                assert_never(reply)
 
     def _model(self) -> Path:
         if self._folder is None:
@@ -251,7 +246,7 @@ class VersionInspector:
 
 def buffer_mapper(device: Any) -> Mapper:
     if device is None:
-        return PlainBuffer
+        return PlainMapping
     from refitd_plugin.memory.driver import Registered
 
     return partial(Registered, device=device.index or 0)

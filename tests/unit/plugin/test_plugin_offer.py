@@ -21,7 +21,7 @@ from refitd_plugin.memory import offered
 from refitd_plugin.memory.imported import IpcHandleCache, OpenedMemory
 from refitd_plugin.memory.offered import OfferedVersion, memory_of, structure_of
 from refitd_plugin.memory.source import SourceRefusedError, VersionPlace
-from refitd_plugin.prefetch.worker import PlainBuffer
+from refitd_plugin.prefetch import PlainMapping
 from refitd_plugin.update.preparing import VersionInspector
 from support.exporting import exporting, fill, offer_of, shared
 from support.mini_sglang import tiny_weights
@@ -225,7 +225,7 @@ def test_a_head_of_its_own_is_not_taken_from_memory_into_a_model_that_ties_it(
     weights["embed_tokens.weight"] = weights.pop("embed.weight")
     save_file(weights, startup / "model.safetensors")
     (startup / "config.json").write_text('{"tie_word_embeddings": true}')
-    inspector = VersionInspector(str(startup), None, PlainBuffer)
+    inspector = VersionInspector(str(startup), None, PlainMapping)
     made = shared(weights | {"lm_head.weight": weights["embed_tokens.weight"] + own}, tmp_path)
     with exporting(root, 5, made) as exported:
         place, offer = VersionPlace(root, "run/v000005"), f"run/{exported.path.name}"

@@ -48,7 +48,7 @@ MUTANTS = [
         "service/refitd/engine/transaction.py",
         "        if self._target.repairs:\n            return self._tainted(reason)\n",
         "",
-        "tests/unit/engine/test_sglang_adapter.py",
+        "tests/unit/engine/test_misbehaving_servers.py",
     ),
     Mutant(
         "compares clocks",
@@ -218,7 +218,7 @@ MUTANTS = [
         "service/refitd/engine/vllm/contents.py",
         "    if answers == [None] * ranks:",
         "    if answers is not None and None in answers:",
-        "tests/unit/engine/test_vllm_adapter.py tests/reliability/attack/test_attack_answers.py",
+        "tests/unit/engine/test_misbehaving_servers.py tests/reliability/attack/test_attack_answers.py",
     ),
     Mutant(
         "takes a vLLM for untouched whose extension does not know",

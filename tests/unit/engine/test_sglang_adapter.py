@@ -7,7 +7,6 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
@@ -18,14 +17,13 @@ from refitd.engine.port import Outcome, Reached, Refit, Target, Unreached
 from refitd.engine.sglang import dialect
 from refitd.engine.transaction import ServerEngine
 from support.engines import sglang_engine
-from support.scripted_server import Step, answer, cut, hang_up, page, silence
+from support.scripted_server import Step, answer, hang_up, page, silence
 from support.scripted_sglang import NO_FILES, ScriptedSglang, said, scripted_sglang
 
 TARGET = Target(path="/root/v7", label="7")
 REPAIR = Target(path="/root/v7", label="7", repairs=True)
 PAUSE, LOAD, RESUME = "/pause_generation", "/update_weights_from_disk", "/continue_generation"
 FLUSH, CHECK = "/flush_cache", "/weights_checker"
-ROLLING_BACK = "Failed to update weights: shape.\nRolling back to original weights."
 NOT_FLUSHED = "Weights were updated, but the cache was not flushed because requests are still running or queued."
 
 
@@ -61,30 +59,6 @@ async def test_a_good_refit_pauses_loads_verifies_and_resumes() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "reply",
-    [
-        hang_up,
-        cut,
-        said(400, ROLLING_BACK),
-        said(400, f"{NO_FILES} | {ROLLING_BACK}"),
-        answer(500, {"detail": "Internal Server Error"}),
-        answer(200, None),
-        answer(302, b"", Location="/elsewhere"),
-        page(200),
-        page(502),
-    ],
-)
-async def test_after_a_load_that_nobody_can_judge_nothing_more_is_sent(reply: Step) -> None:
-    with scripted_sglang() as sglang:
-        sglang.on(LOAD, reply)
-        async with speaking_to(sglang) as engine:
-            done = await refit(engine)
-    assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)
-    assert done.reason
-    assert sglang.changes == [PAUSE, LOAD]
-
-
 async def test_a_load_without_an_answer_is_waited_for_before_the_next_one() -> None:
     with scripted_sglang() as sglang:
         sglang.on(LOAD, silence)
@@ -111,88 +85,6 @@ async def test_a_refusal_that_left_everything_as_it_was_is_followed_by_resume(re
             assert done.fingerprint == await engine.fingerprint()
     assert (done.outcome, done.resumed) == (Outcome.NACK, True)
     assert sglang.changes == [PAUSE, LOAD, RESUME]
-
-
-async def test_a_refusal_after_which_tensors_are_others_is_not_believed() -> None:
-    with scripted_sglang() as sglang:
-
-        def refuse(handler: BaseHTTPRequestHandler) -> None:
-            sglang.ranks = [{"w": "something else"}]
-            said(400, NO_FILES)(handler)
-
-        sglang.on(LOAD, refuse)
-        async with speaking_to(sglang) as engine:
-            done = await refit(engine)
-    assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)
-    assert sglang.changes == [PAUSE, LOAD]
-
-
-@pytest.mark.parametrize("reply", [said(400, NO_FILES), answer(401, {})])
-async def test_a_repair_that_is_refused_does_not_resume_unknown_contents(reply: Step) -> None:
-    with scripted_sglang() as sglang:
-        sglang.on(LOAD, reply)
-        async with speaking_to(sglang) as engine:
-            done = await refit(engine, REPAIR)
-    assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)
-    assert sglang.changes == [PAUSE, LOAD]
-
-
-@pytest.mark.parametrize(
-    ("reply", "outcome"),
-    [
-        (hang_up, Outcome.UNREACHABLE),
-        (cut, Outcome.UNREACHABLE),
-        (answer(401, {"error": "Unauthorized"}), Outcome.NACK),
-        (answer(500, {"detail": "no"}), Outcome.NACK),
-        (page(502), Outcome.NACK),
-    ],
-)
-async def test_a_pause_that_breaks_off_is_followed_by_resume_and_no_load(reply: Step, outcome: Outcome) -> None:
-    with scripted_sglang() as sglang:
-        sglang.on(PAUSE, reply)
-        async with speaking_to(sglang) as engine:
-            done = await refit(engine)
-            assert (done.outcome, done.resumed) == (outcome, True)
-            assert sglang.changes == [PAUSE, RESUME]
-            sglang.on(PAUSE, reply)
-            assert not (await refit(engine, REPAIR)).resumed
-    assert sglang.changes == [PAUSE, RESUME, PAUSE]
-
-
-@pytest.mark.parametrize("reply", [hang_up, answer(500, {}), answer(401, {})])
-async def test_a_lost_resume_is_told(reply: Step) -> None:
-    with scripted_sglang() as sglang:
-        sglang.on(RESUME, reply)
-        async with speaking_to(sglang) as engine:
-            done = await refit(engine)
-            assert (done.outcome, done.resumed) == (Outcome.ACK, False)
-            assert await engine.resume()
-
-
-@pytest.mark.parametrize(
-    ("served", "doubt"),
-    [
-        ({"model_path": "/root/v6", "weight_version": "7"}, "serves /root/v6"),
-        ({"model_path": "/root/v7", "weight_version": "6"}, "weight_version '6'"),
-    ],
-)
-async def test_a_success_that_the_server_itself_contradicts_is_not_believed(served: dict[str, str], doubt: str) -> None:
-    with scripted_sglang() as sglang:
-        sglang.on("/model_info", answer(200, sglang.served), answer(200, served))
-        async with speaking_to(sglang) as engine:
-            done = await refit(engine)
-    assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)
-    assert doubt in (done.reason or "")
-    assert sglang.changes == [PAUSE, LOAD]
-
-
-async def test_a_server_that_is_lost_after_the_load_is_not_believed() -> None:
-    with scripted_sglang() as sglang:
-        sglang.on("/model_info", answer(200, sglang.served), hang_up)
-        async with speaking_to(sglang) as engine:
-            done = await refit(engine)
-    assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)
-    assert "cannot be verified" in (done.reason or "")
 
 
 async def test_a_cache_that_running_requests_hold_after_the_load_taints_and_the_repair_retracts_them() -> None:
@@ -260,34 +152,6 @@ async def test_a_body_without_end_is_cut_off() -> None:
     assert f"more than {http.MAX_BODY_BYTES} bytes" in seen.reason
 
 
-async def test_files_that_are_rewritten_during_the_load_leave_contents_that_nobody_vouches_for() -> None:
-    """They were looked at before the load; a trainer wrote there again before the engine had read them."""
-
-    async def changed() -> bool:
-        return False
-
-    with scripted_sglang() as sglang:
-        async with speaking_to(sglang) as engine:
-            done = await refit(engine, replace(TARGET, unchanged=changed))
-    assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)
-    assert "its files changed meanwhile" in (done.reason or "")
-    assert RESUME not in sglang.changes
-
-
-@pytest.mark.parametrize("path", [PAUSE, RESUME])
-async def test_a_page_of_a_proxy_is_no_pause_and_no_resume(path: str) -> None:
-    """It says 200, and the server heard nothing."""
-    with scripted_sglang() as sglang:
-        sglang.on(path, page(200))
-        async with speaking_to(sglang) as engine:
-            done = await refit(engine)
-    if path == PAUSE:
-        assert done.outcome is not Outcome.ACK
-        assert LOAD not in sglang.changes
-    else:
-        assert (done.outcome, done.resumed) == (Outcome.ACK, False)
-
-
 @pytest.mark.parametrize("reply", [page(200), answer(200, [1]), answer(200, b"\xff\xfe"), answer(200, b"[" * 100_000)])
 async def test_what_is_no_json_object_is_no_sglang(reply: Step) -> None:
     with scripted_sglang() as sglang:
@@ -305,15 +169,6 @@ async def test_reads_carry_the_api_key_and_changes_the_admin_key() -> None:
     for seen in sglang.server.seen:
         expected = "Bearer reads" if seen.method == "GET" else "Bearer changes"
         assert seen.headers["authorization"] == expected
-
-
-async def test_a_server_that_is_too_old_is_refused_with_the_oldest_that_will_do() -> None:
-    with scripted_sglang(version="0.5.11") as sglang:
-        async with speaking_to(sglang) as engine:
-            done = await refit(engine)
-    assert done.outcome is Outcome.UNREACHABLE
-    assert "0.5.11; refitd needs 0.5.12 or newer" in (done.reason or "")
-    assert sglang.changes == []
 
 
 async def test_a_server_that_dies_of_a_flush_is_paused_by_abort() -> None:
@@ -434,38 +289,6 @@ async def test_the_same_step_of_another_run_is_not_loaded_where_running_answers_
             done = await refit(engine, again)
     assert (done.outcome, done.resumed) == (Outcome.NACK, True)
     assert sglang.changes == [PAUSE, LOAD, RESUME, PAUSE, RESUME]
-
-
-@pytest.mark.parametrize("reply", [hang_up, cut])
-async def test_tensors_that_cannot_be_asked_for_after_the_load_are_not_taken_for_good(reply: Step) -> None:
-    with scripted_sglang() as sglang:
-        sglang.on(CHECK, reply)
-        async with speaking_to(sglang) as engine:
-            done = await refit(
-                engine, Target(path="/root/v7", label="7", fingerprint="xxh3:7", not_fingerprint="xxh3:6")
-            )
-    assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)
-    assert "its tensors cannot be verified" in (done.reason or "")
-    assert sglang.changes == [PAUSE, LOAD]
-
-
-async def test_a_refusal_after_which_tensors_cannot_be_asked_for_is_not_believed() -> None:
-    with scripted_sglang() as sglang:
-        sglang.on(LOAD, said(400, NO_FILES))
-        sglang.on(CHECK, sglang._work(CHECK), hang_up)
-        async with speaking_to(sglang) as engine:
-            done = await refit(engine)
-    assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)
-    assert sglang.changes == [PAUSE, LOAD]
-
-
-async def test_an_engine_that_is_lost_before_the_load_is_resumed_and_told_nothing() -> None:
-    with scripted_sglang() as sglang:
-        sglang.on(CHECK, hang_up)
-        async with speaking_to(sglang) as engine:
-            done = await refit(engine)
-    assert (done.outcome, done.resumed) == (Outcome.UNREACHABLE, True)
-    assert sglang.changes == [PAUSE, RESUME]
 
 
 @pytest.mark.parametrize(("path", "overwritten"), [("/other/v3", True), ("/base", False)])

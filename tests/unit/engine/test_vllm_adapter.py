@@ -19,7 +19,7 @@ from refitd.engine.vllm import contents
 from refitd.policy.observe import Expected, after_probe
 from support.engines import vllm_engine
 from support.records import engine as record
-from support.scripted_server import Step, answer, cut, hang_up, page, silence
+from support.scripted_server import Step, answer, hang_up, page, silence
 from support.scripted_vllm import DEAD, SHAPE, ScriptedVllm, config, error, scripted_vllm
 
 TARGET = Target(path="/root/v7", label="7")
@@ -159,67 +159,6 @@ async def test_what_it_served_before_is_not_loaded_again_from_files_that_have_ch
     assert vllm.paused
 
 
-@pytest.mark.parametrize(
-    "reply",
-    [
-        hang_up,
-        cut,
-        error(500, DEAD),
-        answer(200, None),
-        answer(200, {"results": []}),
-        answer(200, {"results": [None, None]}),
-        answer(200, {"results": [["generate"]]}),
-        page(200),
-    ],
-)
-async def test_after_a_load_that_cannot_be_judged_nothing_more_is_sent(reply: Step) -> None:
-    with scripted_vllm() as vllm:
-        async with speaking_to(vllm) as engine:
-            vllm.on(LOAD, reply)
-            done = await refit(engine)
-    assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)
-    assert vllm.changes == [PAUSE, LOAD]
-
-
-@pytest.mark.parametrize("status", [401, 403, 404, 405])
-async def test_a_load_that_no_process_has_heard_of_leaves_all_as_it_was(status: int) -> None:
-    with scripted_vllm() as vllm:
-        async with speaking_to(vllm) as engine:
-            vllm.on(LOAD, answer(status, {"detail": "No"}))
-            done = await refit(engine)
-    assert (done.outcome, done.resumed) == (Outcome.NACK, True)
-    assert vllm.changes == [PAUSE, LOAD, RESUME]
-
-
-async def test_a_repair_that_fails_restores_nothing_and_resumes_nothing() -> None:
-    with scripted_vllm() as vllm:
-        async with speaking_to(vllm) as engine:
-            vllm.on(LOAD, *[error(500, SHAPE)] * 4)
-            done = await refit(engine, REPAIR)
-    assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)
-    assert "restart it" in (done.reason or "")
-    assert vllm.changes == [PAUSE, *[LOAD] * 4]
-
-
-async def test_a_load_counts_only_after_one_that_did_not_fail() -> None:
-    """What a load that failed has read goes into the next one, which may say that it went well."""
-    with scripted_vllm() as vllm:
-        async with speaking_to(vllm) as engine:
-            vllm.on(LOAD, error(500, SHAPE))
-            done = await refit(engine, REPAIR)
-    assert (done.outcome, done.resumed) == (Outcome.ACK, True)
-    assert vllm.changes == [PAUSE, LOAD, *REPAIRED[1:]]
-
-
-async def test_an_engine_that_loads_only_at_the_last_try_is_not_believed() -> None:
-    with scripted_vllm() as vllm:
-        async with speaking_to(vllm) as engine:
-            vllm.on(LOAD, *[error(500, SHAPE)] * 3)
-            done = await refit(engine, REPAIR)
-    assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)
-    assert vllm.loads == ["/root/v7"] * 4
-
-
 async def test_a_load_that_may_still_run_is_waited_for_before_anything_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     with scripted_vllm() as vllm:
         async with speaking_to(vllm, load_timeout=1) as engine:
@@ -235,26 +174,6 @@ async def test_a_load_that_may_still_run_is_waited_for_before_anything_is_sent(m
     assert vllm.changes == [PAUSE, LOAD, *REPAIRED]
 
 
-@pytest.mark.parametrize("reply", [answer(500, {"error": "Failed to pause"}), page(200)])
-async def test_an_engine_that_does_not_pause_is_resumed_and_refuses(reply: Step) -> None:
-    with scripted_vllm() as vllm:
-        async with speaking_to(vllm) as engine:
-            vllm.on("/sleep", reply)
-            done = await refit(engine)
-    assert (done.outcome, done.resumed) == (Outcome.NACK, True)
-    assert vllm.changes == [PAUSE, RESUME]
-
-
-@pytest.mark.parametrize(("target", "resumed"), [(TARGET, True), (REPAIR, False)])
-async def test_a_pause_that_broke_off_is_taken_back_where_contents_are_known(target: Target, *, resumed: bool) -> None:
-    with scripted_vllm() as vllm:
-        async with speaking_to(vllm) as engine:
-            vllm.on("/sleep", hang_up)
-            done = await refit(engine, target)
-    assert (done.outcome, done.resumed) == (Outcome.UNREACHABLE, resumed)
-    assert vllm.changes == [PAUSE, RESUME][: 1 + resumed]
-
-
 async def test_a_refit_that_is_cancelled_in_the_pause_resumes() -> None:
     with scripted_vllm() as vllm:
         async with speaking_to(vllm) as engine:
@@ -268,15 +187,6 @@ async def test_a_refit_that_is_cancelled_in_the_pause_resumes() -> None:
                 await task
     assert vllm.changes[-1] == RESUME
     assert LOAD not in vllm.changes
-
-
-async def test_a_cache_that_is_still_held_is_emptied_again_until_it_is() -> None:
-    with scripted_vllm() as vllm:
-        async with speaking_to(vllm) as engine:
-            vllm.on("/reset_prefix_cache", answer(200, {"success": False}))
-            done = await refit(engine)
-    assert done.outcome is Outcome.ACK
-    assert vllm.changes == [PAUSE, LOAD, RESET, RESET, LABEL, RESUME]
 
 
 @pytest.mark.parametrize("route", ["/reset_prefix_cache", LABEL, "/weight_checker"])
@@ -351,44 +261,6 @@ async def test_several_ranks_with_the_extension_are_sent_no_load_that_the_extens
     assert seen.obstacles == ()
     assert (done.outcome, vllm.loads) == (Outcome.NACK, [])
     assert "2 processes hold its weights" in (done.reason or "")
-
-
-async def test_several_ranks_of_a_stock_server_are_not_updated() -> None:
-    """After one failure vLLM takes their answers for those of other calls."""
-    with scripted_vllm(told=TWO, ranks=2) as vllm:
-        async with speaking_to(vllm) as engine:
-            refused = await refit(engine)
-    assert (refused.outcome, refused.resumed) == (Outcome.NACK, True)
-    assert "--worker-extension-cls" in (refused.reason or "")
-    assert vllm.changes == [RESUME]
-
-
-@pytest.mark.parametrize("changes", [{"data_parallel_size": 2}, {"enable_eplb": True}, {"pipeline_parallel_size": 2}])
-async def test_what_a_stock_load_cannot_do_right_is_refused_by_name(changes: dict[str, Any]) -> None:
-    with scripted_vllm(told=config(**changes)) as vllm:
-        async with speaking_to(vllm) as engine:
-            done = await refit(engine)
-    assert (done.outcome, done.resumed) == (Outcome.NACK, True)
-    assert vllm.changes == [RESUME]
-
-
-async def test_experts_that_a_reload_would_leave_unpacked_are_refused_by_name() -> None:
-    """vLLM 0.32.0 packs experts on a CPU at its start alone: a reload answers 200, and garbage is served."""
-    told = config(is_moe_model=True)
-    told["vllm_config"]["device_config"]["device"] = "cpu"
-    with scripted_vllm(told=told) as vllm:
-        async with speaking_to(vllm) as engine:
-            done = await refit(engine)
-    assert (done.outcome, done.resumed) == (Outcome.NACK, True)
-    assert "experts" in (done.reason or "")
-    assert vllm.loads == []
-
-
-async def test_a_delta_that_only_the_extension_can_write_asks_for_a_full_version() -> None:
-    with scripted_vllm() as vllm:
-        async with speaking_to(vllm) as engine:
-            done = await refit(engine, replace(TARGET, in_place=True))
-    assert (done.outcome, done.needs_full) == (Outcome.NACK, True)
 
 
 async def test_an_engine_that_sleeps_is_neither_loaded_nor_resumed() -> None:
@@ -506,15 +378,6 @@ async def test_a_paused_engine_is_asked_for_no_answer() -> None:
     with scripted_vllm(covered=False, paused=True) as vllm:
         async with speaking_to(vllm) as engine:
             assert await engine.fingerprint() is None
-
-
-async def test_a_server_that_was_restarted_between_the_load_and_the_label_is_not_believed() -> None:
-    with scripted_vllm() as vllm:
-        async with speaking_to(vllm) as engine:
-            vllm.on("/is_paused", answer(200, {"is_paused": False}))
-            done = await refit(engine)
-    assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)
-    assert "not paused any more" in (done.reason or "")
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,7 @@ if not torch.cuda.is_available():
 from safetensors.torch import load_file  # noqa: E402
 
 from refitd_client import InvalidWeightsError, PublishOptions, WeightPublisher  # noqa: E402
-from support.fp8_engines import (  # noqa: E402
-    SHARD,
-    check_an_updated_server_is_one_that_was_started_on_those_files,
-)
+from support.fp8_engines import SHARD, check_an_updated_server_is_one_that_was_started_on_those_files  # noqa: E402
 from support.servers import SGLANG_VENV  # noqa: E402
 
 pytestmark = pytest.mark.gpu

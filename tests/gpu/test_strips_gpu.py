@@ -24,12 +24,7 @@ from refitd_client.contract.plugin import UpdateOutcome  # noqa: E402
 from refitd_client.fingerprint.batch import TALL, TILE_COLUMNS, MemoryStrip, StripScan  # noqa: E402
 from refitd_client.fingerprint.device import INTEGERS, flat_bits  # noqa: E402
 from refitd_client.fingerprint.host import ROW  # noqa: E402
-from refitd_client.fingerprint.tensors import (  # noqa: E402
-    ElementRows,
-    PartInput,
-    Scan,
-    part_scans,
-)
+from refitd_client.fingerprint.tensors import ElementRows, PartInput, Scan, part_scans  # noqa: E402
 from support.sliced_rank import EXPERTS, SLICED, SlicedEngine, sliced_weights  # noqa: E402
 from support.tiny_rank import delta  # noqa: E402
 

@@ -4,13 +4,7 @@ import pytest
 import torch
 
 from refitd_embedded.demo.policy import ANSWER, CountingProblem, answer_distribution, chosen, fresh
-from refitd_embedded.demo.rollouts import (
-    START_UP,
-    DisagreementError,
-    Rollout,
-    VersionCopies,
-    largest_difference,
-)
+from refitd_embedded.demo.rollouts import START_UP, DisagreementError, Rollout, VersionCopies, largest_difference
 from refitd_embedded.model import Decoder
 
 PROBLEM = CountingProblem(stride=2, start=1)

@@ -6,17 +6,7 @@ from typing import Any
 import pytest
 
 from refitd_embedded.demo import DemoOptions
-from refitd_embedded.demo.table import (
-    BAR,
-    COLUMNS,
-    LEGEND,
-    DemoSummary,
-    Display,
-    Incident,
-    StepRow,
-    summarise,
-    verdict,
-)
+from refitd_embedded.demo.table import BAR, COLUMNS, LEGEND, DemoSummary, Display, Incident, StepRow, summarise, verdict
 
 KILLED = Incident(step=400, what="engine-b was killed", ended="back on step 404 after 12 s", as_promised=True)
 CLIMBING = [0.03, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]

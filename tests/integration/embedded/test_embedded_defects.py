@@ -6,13 +6,7 @@ import pytest
 import torch
 
 from refitd_embedded.model import Decoder
-from refitd_embedded.weights import (
-    CarelessLoader,
-    CheckpointError,
-    EngineDiedError,
-    Interruption,
-    load,
-)
+from refitd_embedded.weights import CarelessLoader, CheckpointError, EngineDiedError, Interruption, load
 from support.embedded_kit import Tensors, checkpoint, random_tensors, write
 
 OLD, NEW = random_tensors(1), random_tensors(2)

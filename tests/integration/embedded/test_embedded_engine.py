@@ -13,11 +13,7 @@ import torch
 
 from refitd_embedded.engine import EmbeddedEngine
 from refitd_embedded.runner import GenerationRequest, VersionSpan
-from refitd_embedded.weights import (
-    CarefulLoader,
-    Write,
-    load,
-)
+from refitd_embedded.weights import CarefulLoader, Write, load
 from refitd_embedded.wire import UpdateFromDiskBody
 from support.embedded_kit import PROMPT, answer, ask, checkpoint, open_engine, until_tokens
 

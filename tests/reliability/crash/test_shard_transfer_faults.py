@@ -15,36 +15,17 @@ import torch
 from refitd_client.checkpoint.finite import NO_RULE
 from refitd_client.fingerprint import fingerprints
 from refitd_client.transport import sending
-from refitd_client.transport.child import (
-    GroupChild,
-    Send,
-    TransferSent,
-)
+from refitd_client.transport.child import GroupChild, Send, TransferSent
 from refitd_client.transport.membership import FlatMemory, LaneMember, TransferError, WaitLimit
 from refitd_client.transport.memory import LayoutCache, boot_id, host_name
 from refitd_client.transport.needs import PackedPlaces
-from refitd_client.transport.offer import (
-    GroupTransfer,
-    HostPlace,
-    OfferedTensor,
-    OfferLayout,
-    offer_with,
-)
+from refitd_client.transport.offer import GroupTransfer, HostPlace, OfferedTensor, OfferLayout, offer_with
 from refitd_client.transport.offer_file import ExportedTensors, read_secret
 from refitd_client.transport.processes import SenderProcess
 from refitd_client.transport.schedule import HeldStrip, strip
 from refitd_client.transport.script import Backend, MemberScript, ShardTable
 from refitd_client.transport.sending import Destination, NoTransferError, TensorSender
-from support.receiving import (
-    NAMES,
-    SECONDS,
-    Receiving,
-    Weights,
-    kill,
-    receiving_processes,
-    refused,
-    root_of_offers,
-)
+from support.receiving import NAMES, SECONDS, Receiving, Weights, kill, receiving_processes, refused, root_of_offers
 
 pytestmark = pytest.mark.timeout(600)
 

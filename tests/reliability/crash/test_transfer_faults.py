@@ -17,20 +17,8 @@ import torch
 
 from refitd_client.checkpoint.finite import NO_RULE
 from refitd_client.transport import sending
-from refitd_client.transport.child import (
-    ChildLostError,
-    GroupChild,
-    Reply,
-    TransferSent,
-)
-from refitd_client.transport.membership import (
-    BroadcastGroup,
-    TransferError,
-    WaitLimit,
-    hear,
-    open_store,
-    say,
-)
+from refitd_client.transport.child import ChildLostError, GroupChild, Reply, TransferSent
+from refitd_client.transport.membership import BroadcastGroup, TransferError, WaitLimit, hear, open_store, say
 from refitd_client.transport.memory import PREFIX, SHARED_MEMORY, LayoutCache, PreparedOffer
 from refitd_client.transport.offer import GroupTransfer, side_by_side
 from refitd_client.transport.offer_file import ExportedTensors, ImportedTensors, read_secret

@@ -20,14 +20,7 @@ from refitd.root.ownership import RootGuard, mark_root
 from refitd.root.scan import Discarded, Emptied, Gone, Listing, ListingFailed, Refused, Slot
 from refitd.state.store import Store
 from refitd_client.contract.manifest import Manifest, parse_manifest
-from refitd_client.contract.naming import (
-    INCOMING_PREFIX,
-    MANIFEST_NAME,
-    ROOT_NAME,
-    SERVICE_FOLDER,
-    TRASH,
-    pulled_into,
-)
+from refitd_client.contract.naming import INCOMING_PREFIX, MANIFEST_NAME, ROOT_NAME, SERVICE_FOLDER, TRASH, pulled_into
 
 from .disk import Make, Pause, SimDisk, SimFolder, bytes_of, seen_at
 

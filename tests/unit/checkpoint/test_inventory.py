@@ -6,14 +6,7 @@ from typing import Any
 
 import pytest
 
-from refitd_client.checkpoint.inventory import (
-    Difference,
-    Inventory,
-    Reference,
-    Tensor,
-    compare,
-    listed,
-)
+from refitd_client.checkpoint.inventory import Difference, Inventory, Reference, Tensor, compare, listed
 
 EMBED, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 MODEL = {EMBED: Tensor("BF16", (8, 4)), NORM: Tensor("BF16", (4,)), HEAD: Tensor("BF16", (8, 4))}

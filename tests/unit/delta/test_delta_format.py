@@ -12,16 +12,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from refitd_client.contract import manifest
-from refitd_client.delta import (
-    Change,
-    Delta,
-    DeltaRefusedError,
-    encode,
-    parse_delta,
-    read_delta,
-    reader,
-    union,
-)
+from refitd_client.delta import Change, Delta, DeltaRefusedError, encode, parse_delta, read_delta, reader, union
 from refitd_client.fingerprint import width_of
 
 BASE, VERSION = "exp~trial~v000122", "exp~trial~v000123"

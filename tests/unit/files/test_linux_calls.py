@@ -12,12 +12,7 @@ from pathlib import Path
 import pytest
 
 from refitd_client.files import plain_file as linux_calls
-from refitd_client.files.plain_file import (
-    GET_FILE_LOCK,
-    SET_FILE_LOCK,
-    memory_file,
-    process_descriptor,
-)
+from refitd_client.files.plain_file import GET_FILE_LOCK, SET_FILE_LOCK, memory_file, process_descriptor
 
 
 @pytest.fixture(params=["as it is", "built against an older libc"], autouse=True)

@@ -9,16 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from refitd_client.fingerprint import (
-    bits_of,
-    device,
-    fingerprint,
-    fingerprints,
-    share,
-    to_text,
-    updated,
-    width_of,
-)
+from refitd_client.fingerprint import bits_of, device, fingerprint, fingerprints, share, to_text, updated, width_of
 from refitd_client.fingerprint.host import MASK, MIXES, ROW
 from refitd_client.tensors import DTYPES
 from support.fingerprint_definition import mixed, share_of, to_int

@@ -25,12 +25,7 @@ from refitd_client.transport.offer import (
     seal,
     unseal,
 )
-from refitd_client.transport.offer_file import (
-    ExportedTensors,
-    HandoverKeyRefusedError,
-    make_secret,
-    read_secret,
-)
+from refitd_client.transport.offer_file import ExportedTensors, HandoverKeyRefusedError, make_secret, read_secret
 from support.exporting import imported
 
 SECRET = b"s" * 32

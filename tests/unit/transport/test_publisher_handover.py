@@ -12,13 +12,7 @@ from threading import Event
 import pytest
 import torch
 
-from refitd_client import (
-    InvalidWeightsError,
-    NoSpaceError,
-    PublishOptions,
-    StorageError,
-    WeightPublisher,
-)
+from refitd_client import InvalidWeightsError, NoSpaceError, PublishOptions, StorageError, WeightPublisher
 from refitd_client.checkpoint.finite import NO_RULE
 from refitd_client.contract.manifest import fitting_fingerprints
 from refitd_client.contract.states import Kind, WaitOutcome

@@ -92,15 +92,19 @@ def templates() -> tuple[Reference, dict[Make, _Template]]:
     """One real checkpoint of each make, as the product sees it, and the model that they are held against."""
     with TemporaryDirectory() as name:
         root = Path(name)
-        reference = read_reference(write_model(root / "base"))
+        reference, good = read_reference(write_model(root / "base")), tensors(1)
         makers: dict[Make, Callable[[str], Path]] = {
-            Make.GOOD: lambda run: publish(root, run, 1, tensors(1)),
-            Make.PLAIN: lambda run: write_shards(root / run / "v000001", tensors(1)),
-            Make.MISSING: lambda run: publish(root, run, 1, _without_one()),
-            Make.NAN: lambda run: publish(root, run, 1, _with_nan()),
-            Make.SHAPE: lambda run: publish(root, run, 1, _of_another_shape()),
-            Make.FLIPPED: lambda run: _flip(publish(root, run, 1, tensors(1))),
-            Make.HALF: lambda run: _halve(write_shards(root / run / "v000001", tensors(1))),
+            Make.GOOD: lambda run: publish(root, run, 1, good),
+            Make.PLAIN: lambda run: write_shards(root / run / "v000001", good),
+            Make.MISSING: lambda run: publish(
+                root, run, 1, {name: good[name] for name in good if name != "layer.3.weight"}
+            ),
+            Make.NAN: lambda run: publish(
+                root, run, 1, good | {"layer.2.weight": good["layer.2.weight"] * np.float32("nan")}
+            ),
+            Make.SHAPE: lambda run: publish(root, run, 1, good | {"layer.0.weight": np.zeros((5, 3), np.float32)}),
+            Make.FLIPPED: lambda run: _flip(publish(root, run, 1, good)),
+            Make.HALF: lambda run: _halve(write_shards(root / run / "v000001", good)),
         }
         found: dict[Make, _Template] = {Make.DELTA: _delta(root / "deltas", reference)}
         for make, write in makers.items():
@@ -153,24 +157,6 @@ def _delta(root: Path, reference: Reference) -> _Template:
     assert evidence.delta is not None
     evidence = replace(evidence, structure=look, delta=replace(evidence.delta, rows={}))
     return _Template(look, evidence, _files_in(root / record.path))
-
-
-def _without_one() -> dict[str, "np.ndarray[tuple[int, ...], np.dtype[np.float32]]"]:
-    weights = tensors(1)
-    del weights["layer.3.weight"]
-    return weights
-
-
-def _with_nan() -> dict[str, "np.ndarray[tuple[int, ...], np.dtype[np.float32]]"]:
-    weights = tensors(1)
-    weights["layer.2.weight"][0, 0] = np.nan
-    return weights
-
-
-def _of_another_shape() -> dict[str, "np.ndarray[tuple[int, ...], np.dtype[np.float32]]"]:
-    weights = tensors(1)
-    weights["layer.0.weight"] = np.zeros((5, 3), dtype=np.float32)
-    return weights
 
 
 def _flip(folder: Path) -> Path:

@@ -186,8 +186,8 @@ class ForgettingHubPromises(HubPromises):
 
     def rolled_back(self, goal: str | None) -> None:
         """An operator has said where to go back to: from all that was ever published after it, known here or not."""
-        to = None if goal is None else self._orders[self._path_of(goal)]
-        self._world.was_left.update(id_ for id_, path in self._paths.items() if to is None or self._orders[path] > to)
+        to = None if goal is None else self.orders[self._paths[goal]]
+        self._world.was_left.update(id_ for id_, path in self._paths.items() if to is None or self.orders[path] > to)
 
     def version_changed(self, before: VersionRecord | None, after: VersionRecord) -> None:
         """3: what counts as served was held by an engine: these bytes, and none that had the name before."""

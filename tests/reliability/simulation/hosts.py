@@ -121,7 +121,7 @@ class HostPromises(Promises):
     def __init__(self, host: Host) -> None:
         super().__init__(host)
         hub = host.world.promises
-        self._contents, self._lent, self._orders, self._paths = hub._contents, hub._lent, hub._orders, hub._paths
+        self._contents, self.lent_at, self.orders, self._paths = hub._contents, hub.lent_at, hub.orders, hub._paths
 
     def version_changed(self, before: VersionRecord | None, after: VersionRecord) -> None:
         """Nothing is good on a host that never was at the hub. No rollback goes to a version whose name has other
@@ -138,7 +138,7 @@ class HostPromises(Promises):
         sync with are the bytes that this host has under the name.
         """
         super()._holds(version, engine, server)
-        record, folder = self._life.store.versions.get(version), self._world.disk.folders.get(self._path_of(version))
+        record, folder = self._life.store.versions.get(version), self._world.disk.folders.get(self._paths[version])
         if record is not None and record.state is VersionState.SEALED and folder is not None:
             holds, has = set(server.tensors), folder.content
             assert holds == {has}, f"3: {engine} is called in sync with {version}, holds {holds}, and here lies {has}"

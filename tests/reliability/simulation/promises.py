@@ -52,8 +52,8 @@ class Promises(Observer):
     def __init__(self, world: "Place") -> None:
         self._world = world
         self._contents: dict[str, set[int]] = {}  # path → what has ever lain there and was good
-        self._lent: dict[str, set[int]] = {}  # path → what a trainer has offered from its memory
-        self._orders: dict[str, Order] = {}
+        self.lent_at: dict[str, set[int]] = {}  # path → what a trainer has offered from its memory
+        self.orders: dict[str, Order] = {}
         self._paths: dict[str, str] = {}
         self._noticed: set[str] = set()
         self._proofs: dict[str, _Proof] = {}
@@ -75,21 +75,21 @@ class Promises(Observer):
     # What the world tells.
 
     def published(self, path: str, order: Order, folder: SimFolder) -> None:
-        if path in self._orders:
+        if path in self.orders:
             self._again.add(path)
-        self._orders[path] = order
+        self.orders[path] = order
         self._paths[version_id(RUN, order)] = path
         if folder.make.is_good:
             self._contents.setdefault(path, set()).add(folder.content)
 
     def lent(self, path: str, order: Order, content: int) -> None:
-        self._orders[path] = order
+        self.orders[path] = order
         self._paths[version_id(RUN, order)] = path
-        self._lent.setdefault(path, set()).add(content)
+        self.lent_at.setdefault(path, set()).add(content)
 
     def taken(self, path: str, order: Order, content: int) -> None:
         """The notice of a publication was answered 2xx: its trainer may wait for it."""
-        assert path in self._orders
+        assert path in self.orders
         self._taken[version_id(RUN, order)] = content
 
     def written_by_another(self, content: int) -> None:
@@ -104,28 +104,18 @@ class Promises(Observer):
         """The journal is rebuilt: versions are validated again, and engines are brought to the first that is good."""
         self._freed.update(self._reached)
 
-    @property
-    def has_lent(self) -> bool:
-        return bool(self._lent)
-
     def _good(self, path: str) -> set[int]:
-        return self._contents.get(path, set()) | self._lent.get(path, set())
+        return self._contents.get(path, set()) | self.lent_at.get(path, set())
 
     def rewritten(self, path: str) -> None:
         folder = self._world.disk.folders[path]
         self._rewritten.add(path)
-        self._taken.pop(version_id(RUN, self._orders[path]), None)  # nobody promises what others write over
+        self._taken.pop(version_id(RUN, self.orders[path]), None)  # nobody promises what others write over
         if folder.make.is_good:
             self._contents.setdefault(path, set()).add(folder.content)
 
-    def order_of(self, path: str) -> Order:
-        return self._orders[path]
-
     def restored(self, path: str) -> None:
         self._restored.add(path)
-
-    def was_there(self, path: str) -> bool:
-        return path in self._orders
 
     def noticed(self, version: str) -> None:
         self._noticed.add(version)
@@ -276,7 +266,7 @@ class Promises(Observer):
             return
         contents = set(server.tensors)
         assert len(contents) == 1, f"15: {server.name} answers with a mixture {server.tensors}"
-        good = {BASE}.union(self._others, *self._contents.values(), *self._lent.values())
+        good = {BASE}.union(self._others, *self._contents.values(), *self.lent_at.values())
         assert contents <= good, f"2: {server.name} answers with {server.tensors}, which is no good version"
 
     def has_lied(self, engine: EngineRecord) -> bool:
@@ -325,7 +315,7 @@ class Promises(Observer):
         reason, attempt = engine.reason or "", engine.trouble.last_attempt
         if attempt is None or engine.id in self._lied or not reason.endswith(OTHER_TENSORS):
             return
-        path = self._path_of(attempt.version)
+        path = self._paths[attempt.version]
         is_touched = path in self._rewritten | self._again or server.life != server.loaded_in
         holds = not is_touched and server.up and set(server.tensors) <= self._good(path)
         assert not holds, f"3: {engine.id} holds {attempt.version} and is {engine.state}: {reason}"
@@ -340,7 +330,7 @@ class Promises(Observer):
             self._holds(version, engine, server)
 
     def _holds(self, version: str, engine: str, server: SimServer) -> None:
-        good = self._good(self._path_of(version))
+        good = self._good(self._paths[version])
         assert set(server.tensors) <= good, f"3: {engine} is called in sync with {version} and holds {server.tensors}"
 
     def _goes_forward(self, version: str, engine: str, server: SimServer) -> None:
@@ -349,7 +339,7 @@ class Promises(Observer):
         One that has lost its contents, by a restart or by a load that nobody knows the end of, cannot be brought to a
         delta again that leads there from nothing.
         """
-        order = self._orders[self._path_of(version)]
+        order = self.orders[self._paths[version]]
         before, life = self._reached.get(engine, (order, server.life))
         proof = self._proofs.get(engine)
         self._reached[engine] = order, server.life if proof is None else proof.life
@@ -377,9 +367,6 @@ class Promises(Observer):
     def _may_go_back(self, version: str) -> bool:
         record = self._life.store.versions.get(version)
         return record is None or record.barred or record.state is not VersionState.SEALED
-
-    def _path_of(self, version: str) -> str:
-        return self._paths[version]
 
     def _follow_events(self) -> None:
         for record in self._life.store.versions.values():
@@ -463,8 +450,8 @@ class Promises(Observer):
         """The target is the newest good version on the disk that is not barred."""
         store = self._life.store
         for path, folder in self._world.disk.folders.items():
-            record = store.versions.get(version_id(RUN, self._orders[path]))
-            was_deleted = path in self._restored and version_id(RUN, self._orders[path]) in store.gone  # it stays so
+            record = store.versions.get(version_id(RUN, self.orders[path]))
+            was_deleted = path in self._restored and version_id(RUN, self.orders[path]) in store.gone  # it stays so
             is_known = record is not None or folder.foreign or path in self._again or was_deleted
             assert is_known, f"lost: {path} is on the disk and nobody knows it"
             if record is not None and path not in self._rewritten | self._again and folder.make.is_good:

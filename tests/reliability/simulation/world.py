@@ -168,7 +168,7 @@ class World(Place):
         self.take_back(announce=True)
         if self.step > 2:
             path = f"{RUN}/{version_folder(Order(self.generation, self.step - 2))}"
-            if path not in self.disk.folders and not self.promises.was_there(path):
+            if path not in self.disk.folders and path not in self.promises.orders:
                 self._write(Order(self.generation, self.step - 2), make)
 
     def restart_trainer(self) -> None:
@@ -191,7 +191,7 @@ class World(Place):
         self.disk.clear(whole=whole)
         self.start()
         self.kill_trainer()
-        if asked or self.promises.has_lent:
+        if asked or self.promises.lent_at:
             self.generation += 1
         self.step = 0
 
@@ -350,7 +350,7 @@ class World(Place):
         )
 
     def take_away_newest(self, how_many: int) -> None:
-        for path in sorted(self.disk.folders, key=self.promises.order_of, reverse=True)[:how_many]:
+        for path in sorted(self.disk.folders, key=self.promises.orders.__getitem__, reverse=True)[:how_many]:
             self.disk.remove(path)
 
     def take_away(self, index: int) -> None:

@@ -69,60 +69,45 @@ class Shifts:
     holders: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Piece:
-    """One row of a table, with its elements."""
-
-    number: int
-    holder: int
-    indices: Indices
-    values: Bits
-    places: Any
-
-
 class HostPatch:
     """Tensors in host memory, by numpy."""
 
     def __init__(self, laid: LaidOutDelta, holders: Sequence[Any]) -> None:
         """`holders` are the model's tensors by the numbers that routes give; those that are named are contiguous."""
-        self._pieces = [piece for group in laid.groups for piece in _pieces(group)]
-        self._bits = {piece.holder: _bits(holders[piece.holder]) for piece in self._pieces}
+        rows = [(row, group) for group in laid.groups for row in group.table.tolist()]
+        self._pieces = [_piece(row, group, holders[row[HOLDER]]) for row, group in rows]
+        self._numbers = [(row[NUMBER], row[HOLDER]) for row, _ in rows]
         self._count = len(holders)
         self._olds: list[Bits] = []
 
     def look(self) -> Shifts:
-        self._olds = [self._bits[piece.holder][piece.places] for piece in self._pieces]
+        self._olds = [bits[at] for bits, at, _, _ in self._pieces]
         tensors, holders = [0] * len(self._pieces), [0] * self._count
-        for piece, old in zip(self._pieces, self._olds, strict=True):
-            tensors[piece.number] = _shift(piece.indices, old, piece.values)
-            holders[piece.holder] += _shift(piece.places.view(np.uint64), old, piece.values)
+        for (_, at, indices, values), (number, holder), old in zip(
+            self._pieces, self._numbers, self._olds, strict=True
+        ):
+            tensors[number] = _shift(indices, old, values)
+            holders[holder] += _shift(at.view(np.uint64), old, values)
         return Shifts(tensors, [each & MASK for each in holders])
 
     def write(self) -> None:
-        for piece in self._pieces:
-            self._bits[piece.holder][piece.places] = piece.values
+        for bits, at, _, values in self._pieces:
+            bits[at] = values
 
     def undo(self) -> None:
-        for piece, old in zip(self._pieces, self._olds, strict=True):
-            self._bits[piece.holder][piece.places] = old
+        for (bits, at, _, _), old in zip(self._pieces, self._olds, strict=True):
+            bits[at] = old
 
 
-def _pieces(group: PieceGroup) -> list[_Piece]:
-    found: list[_Piece] = []
-    for row in group.table.tolist():
-        some = slice(row[FIRST], row[FIRST] + row[COUNT])
-        indices = group.indices[some]
-        found.append(_Piece(row[NUMBER], row[HOLDER], indices, group.values[some], places(row, indices)))
-    return found
+def _piece(row: Sequence[int], group: PieceGroup, holder: Any) -> tuple[Bits, NDArray[np.int64], Indices, Bits]:
+    """The bits of the model's tensor, where the elements lie in it, their indices in the checkpoint's, the new ones."""
+    some = slice(row[FIRST], row[FIRST] + row[COUNT])
+    bits, indices = flat_bits(holder).numpy(), group.indices[some]
+    return bits.view(f"u{bits.itemsize}"), places(row, indices), indices, group.values[some]
 
 
 def _shift(indices: Indices, old: Bits, new: Bits) -> int:
     return (share(indices, new) - share(indices, old)) & MASK
-
-
-def _bits(tensor: Any) -> Bits:
-    array = flat_bits(tensor).numpy()
-    return array.view(f"u{array.itemsize}")
 
 
 BLOCK = 1024  # elements of one program

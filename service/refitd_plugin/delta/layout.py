@@ -17,17 +17,19 @@ row of a table. So hundreds of tensors are written in a few operations, and all 
 pieces lie together in the delta, its arrays are views and nothing is copied. Elsewhere, as on ranks that hold slices,
 there are two steps, each in as many threads as are worth their while:
 
-    mark    of pieces with gaps (columns of a matrix): which of the changed elements are theirs, and how many
+    choose  of pieces with gaps (columns of a matrix): which of the changed elements are theirs
     fill    each chosen index and value is written once, into memory that the caller gives
 
-Marks take a byte for each changed element of a tensor that such a piece is of, until the arrays are filled.
+What is chosen takes 8 bytes for each element, until the arrays are filled.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
+from operator import itemgetter
 from threading import Event
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,19 +71,18 @@ class Route:
         begin = int(indices.searchsorted(kind(self.offset))) if self.offset else 0
         return begin, int(indices.searchsorted(kind(last), side="right"))
 
-    def mark(self, indices: Indices, marks: NDArray[np.bool_]) -> None:
-        """Mark which of some indices of its stretch it takes, where it has gaps.
+    def taken(self, indices: Indices) -> NDArray[np.intp]:
+        """Which of some indices of its stretch it takes, where it has gaps.
 
         In the type of the indices, which all its numbers fit into then. numpy divides by one number in vectors, and
         computes a remainder one by one.
         """
         kind = indices.dtype.type
-        row_index = kind(self.row_index)
         columns = indices - kind(self.offset)
-        lines = columns // row_index
-        lines *= row_index
+        lines = columns // kind(self.row_index)
+        lines *= kind(self.row_index)
         columns -= lines
-        np.less(columns, kind(self.columns), out=marks)
+        return np.flatnonzero(columns < kind(self.columns))
 
 
 Routes = Mapping[str, tuple[Route, ...] | str]
@@ -189,8 +190,7 @@ def blocks(table: Table, size: int) -> Table:
 Allocate = Callable[[int], NDArray[np.uint8]]
 """Gives memory for a number of bytes."""
 
-_Item = TypeVar("_Item")
-_LAID_OUT = 2**18  # elements that a thread takes at once: a megabyte of indices, so the lock is asked for seldom
+_LAID_OUT = 2**18  # elements of small pieces that a thread takes at once: the lock is asked for seldom
 _MOST_LANES = 8  # with more, threads mostly wait for the interpreter's lock, and other ranks have work for the cores
 
 
@@ -201,31 +201,24 @@ def in_memory(size: int) -> NDArray[np.uint8]:
 
 @dataclass(slots=True, eq=False)  # a frozen one takes thrice as long to make, and there are hundreds
 class _Piece:
-    """Changes from the first to the last that a route takes of a tensor, in cuts of `step` elements for a thread each.
-    Of each cut it takes `counts`: those that `marks` has as true, or all.
-    """
+    """Changes from the first to the last that a route takes of a tensor, of which it takes all, or those `taken`."""
 
     name: str
     route: Route
     indices: Indices
     values: Bits
-    marks: NDArray[np.bool_] | None
-    step: int
-    counts: list[int]
+    taken: NDArray[np.intp] | None = None
 
-    def cut(self, number: int) -> slice:
-        return slice(number * self.step, (number + 1) * self.step)
+    def choose(self) -> None:
+        self.taken = self.route.taken(self.indices)
+
+    @property
+    def count(self) -> int:
+        return len(self.indices if self.taken is None else self.taken)
 
 
-@dataclass(slots=True, eq=False)
-class _Fill:
-    """One cut of a piece, and where in its group's arrays the first element goes. An array that is a view is None."""
-
-    piece: _Piece
-    cut: int
-    begin: int
-    indices: Indices | None
-    values: Bits | None
+_Work = tuple[int, Callable[[], None]]
+"""How many elements it is about, and what is to be done."""
 
 
 def lay_out(changes: Mapping[str, Change], placements: Placements, allocate: Allocate = in_memory) -> LaidOutDelta:
@@ -242,19 +235,14 @@ def lay_out(changes: Mapping[str, Change], placements: Placements, allocate: All
         for name, change in changes.items()
         for route in _routes(name, change, placements.get(name))
     ]
-    marking = [(piece, cut) for piece in pieces if piece.marks is not None for cut in range(len(piece.counts))]
-    _in_lanes(_mark, marking, [piece.step for piece, _ in marking])
-    there = [piece for piece in pieces if any(piece.counts)]
+    _in_lanes([(len(piece.indices), piece.choose) for piece in pieces if piece.route.has_gaps])
+    there = [piece for piece in pieces if piece.count]
     kinds: dict[tuple[int, int], list[tuple[int, _Piece]]] = {}
     for number, piece in enumerate(there):
         kinds.setdefault((piece.values.itemsize, piece.indices.itemsize), []).append((number, piece))
-    groups: list[PieceGroup] = []
-    fills: list[_Fill] = []
-    for numbered in kinds.values():
-        group, to_fill = _group(numbered, allocate)
-        groups.append(group)
-        fills += to_fill
-    _in_lanes(_fill, fills, [fill.piece.step for fill in fills])
+    made = [_group(numbered, allocate) for numbered in kinds.values()]
+    _in_lanes([fill for _, fills in made for fill in fills])
+    groups = [group for group, _ in made]
     return LaidOutDelta([piece.name for piece in there], [piece.route.whole for piece in there], groups)
 
 
@@ -271,88 +259,55 @@ def _routes(name: str, change: Change, placed: PlacedTensor | None) -> tuple[Rou
 
 
 def _piece(name: str, change: Change, route: Route) -> _Piece:
-    indices, values = change.indices, change.values
-    if not route.whole:
-        begin, end = route.stretch(indices)
-        indices, values = indices[begin:end], values[begin:end]
-    size = len(indices)
-    step, counts = size, [size]
-    if size > _LAID_OUT:
-        cuts = -(-size // _LAID_OUT)
-        step = -(-size // cuts)
-        counts = [*[step] * (cuts - 1), size - (cuts - 1) * step]
-    marks = np.empty(size, np.bool_) if route.has_gaps else None
-    return _Piece(name, route, indices, values, marks, step, counts)
+    begin, end = (0, len(change.indices)) if route.whole else route.stretch(change.indices)
+    return _Piece(name, route, change.indices[begin:end], change.values[begin:end])
 
 
-def _mark(job: tuple[_Piece, int]) -> None:
-    piece, number = job
-    if piece.marks is not None:
-        cut = piece.cut(number)
-        marks = piece.marks[cut]
-        piece.route.mark(piece.indices[cut], marks)
-        piece.counts[number] = int(np.count_nonzero(marks))
-
-
-def _group(numbered: Sequence[tuple[int, _Piece]], allocate: Allocate) -> tuple[PieceGroup, list[_Fill]]:
-    """Pieces of one kind with their numbers as a group, and how its arrays are still to be filled."""
-    rows: list[list[int]] = []
-    fills: list[_Fill] = []
+def _group(numbered: Sequence[tuple[int, _Piece]], allocate: Allocate) -> tuple[PieceGroup, list[_Work]]:
+    """Pieces of one kind with their numbers as a group, and how its arrays are still to be filled. An array is a view
+    where its pieces lie together.
+    """
     pieces = [piece for _, piece in numbered]
-    count = sum(sum(piece.counts) for piece in pieces)
-    indices, new_indices = _array([piece.indices for piece in pieces], pieces, count, allocate)
-    values, new_values = _array([piece.values for piece in pieces], pieces, count, allocate)
-    end = 0
-    for number, piece in numbered:
-        begin, route = end, piece.route
-        for cut, size in enumerate(piece.counts):
-            if new_indices is not None or new_values is not None:
-                fills.append(_Fill(piece, cut, end, new_indices, new_values))
-            end += size
+    ends = list(accumulate(piece.count for piece in pieces))
+    begins = [0, *ends[:-1]]
+    arrays, fills = list[NDArray[Any]](), list[_Work]()
+    for sources in ([piece.indices for piece in pieces], [piece.values for piece in pieces]):
+        array = together(sources) if all(piece.taken is None for piece in pieces) else None
+        if array is None:
+            array = allocate(ends[-1] * sources[0].itemsize).view(sources[0].dtype)
+            for piece, source, begin, end in zip(pieces, sources, begins, ends, strict=True):
+                fills.append((len(source), partial(_fill, array[begin:end], source, piece.taken)))
+        arrays.append(array)
+    rows: list[list[int]] = []
+    for (number, piece), begin in zip(numbered, begins, strict=True):
+        route = piece.route
         steps = [route.row_index, route.row_place, route.column_place]
-        rows.append([begin, end - begin, 0, route.offset, route.begin, *steps, number, route.holder])
-    return PieceGroup(indices, values, np.array(rows, np.int64).reshape(-1, COLUMNS)), fills
+        rows.append([begin, piece.count, 0, route.offset, route.begin, *steps, number, route.holder])
+    return PieceGroup(arrays[0], arrays[1], np.array(rows, np.int64)), fills
 
 
-def _array(
-    arrays: Sequence[NDArray[Any]], pieces: Sequence[_Piece], count: int, allocate: Allocate
-) -> tuple[NDArray[Any], NDArray[Any] | None]:
-    """One array for some pieces' elements: a view where it can be; else one that is to be filled, given twice."""
-    there = together(arrays) if all(piece.marks is None for piece in pieces) else None
-    if there is not None:
-        return there, None
-    new = allocate(count * arrays[0].itemsize).view(arrays[0].dtype)
-    return new, new
+def _fill(target: NDArray[Any], source: NDArray[Any], taken: NDArray[np.intp] | None) -> None:
+    if taken is None:
+        target[:] = source
+    else:
+        source.take(taken, out=target, mode="clip")  # other modes go through memory of their own
 
 
-def _fill(fill: _Fill) -> None:
-    piece, cut = fill.piece, fill.piece.cut(fill.cut)
-    place = slice(fill.begin, fill.begin + piece.counts[fill.cut])
-    taken = None if piece.marks is None else np.flatnonzero(piece.marks[cut])
-    for source, target in ((piece.indices, fill.indices), (piece.values, fill.values)):
-        if target is None:
-            continue
-        if taken is None:
-            target[place] = source[cut]
-        else:
-            source[cut].take(taken, out=target[place], mode="clip")  # other modes go through memory of their own
-
-
-def _in_lanes(work: Callable[[_Item], None], items: Sequence[_Item], sizes: Sequence[int]) -> None:
-    """Do some work for each item, in several threads. Large ones come first, and small ones share a job."""
-    jobs: list[list[_Item]] = []
+def _in_lanes(works: Sequence[_Work]) -> None:
+    """Do all work, in several threads. Large pieces of work come first, and small ones share a job."""
+    jobs: list[list[Callable[[], None]]] = []
     room = -1
-    for number in sorted(range(len(items)), key=sizes.__getitem__, reverse=True):
-        if room < sizes[number]:
+    for size, work in sorted(works, key=itemgetter(0), reverse=True):
+        if room < size:
             jobs.append([])
             room = _LAID_OUT
-        jobs[-1].append(items[number])
-        room -= sizes[number]
+        jobs[-1].append(work)
+        room -= size
 
-    def run(job: Sequence[_Item], stop: Event) -> None:
-        for item in job:
+    def run(job: Sequence[Callable[[], None]], stop: Event) -> None:
+        for work in job:
             if stop.is_set():
                 return
-            work(item)
+            work()
 
     in_lanes([partial(run, job) for job in jobs], lanes=min(lanes_for(len(jobs)), _MOST_LANES))

@@ -9,7 +9,7 @@ To make ready is a matter of numbers alone. A thread that calls torch beside SGL
 each call, and some thousand calls would take seconds.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
@@ -134,53 +134,33 @@ def buffered(copies: Iterable[PlanCopy], tensors: Callable[[], Mapping[str, torc
     """Copies to a device from memory that the driver does not know."""
 
     def carry() -> None:
-        buffers, found = _PinnedBuffers(), tensors()
-        for copy in copies:
-            buffers.carry(copy.target, copy.source(found))
+        found = tensors()
+        buffers: Any = [torch.empty(_BUFFER_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        events: list[Any] = [None, None]
+        for target, source in (part for copy in copies for part in _parts(copy.target, copy.source(found))):
+            if source.nbytes > _BUFFER_BYTES:  # one row that is larger than a buffer
+                target.copy_(source)
+                continue
+            buffers.reverse()
+            events.reverse()
+            if events[0] is not None:  # the copy from this buffer may still be under way
+                events[0].synchronize()
+            there = buffers[0][: source.nbytes].view(source.dtype).view(source.shape)
+            _fill(there, source)
+            target.copy_(there, non_blocking=True)
+            events[0] = torch.cuda.current_stream(target.device).record_event()
 
     return CopySchedule([carry])
 
 
-class _PinnedBuffers:
-    """Two pinned buffers, made when they are first needed."""
-
-    def __init__(self) -> None:
-        self._buffers: list[Any] = []
-        self._events: list[Any] = [None, None]
-        self._used = 0
-
-    def carry(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Copy a tensor, in parts that fit."""
-        rows = max(1, _BUFFER_BYTES // max(1, source[:1].nbytes)) if source.dim() else 1
-        if source.dim() == 0 or source.shape[0] <= rows:
-            self._part(target, source)
-            return
-        for at in range(0, source.shape[0], rows):
-            self._part(target[at : at + rows], source[at : at + rows])
-
-    def _part(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        if source.nbytes > _BUFFER_BYTES:  # one row that is larger than a buffer
-            target.copy_(source)
-            return
-        buffer = self._buffer(source.nbytes)
-        there = buffer.view(source.dtype).view(source.shape)
-        _fill(there, source)
-        target.copy_(there, non_blocking=True)
-        self._events[0] = torch.cuda.current_stream(target.device).record_event()
-
-    def _buffer(self, nbytes: int) -> torch.Tensor:
-        """Some of a buffer, the other one if this one is full."""
-        if not self._buffers:
-            self._buffers = [torch.empty(_BUFFER_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-        begin = -(-self._used // 16) * 16
-        if begin + nbytes > _BUFFER_BYTES:
-            self._buffers.reverse()
-            self._events.reverse()
-            if self._events[0] is not None:
-                self._events[0].synchronize()
-            begin = 0
-        self._used = begin + nbytes
-        return self._buffers[0][begin : begin + nbytes]
+def _parts(target: torch.Tensor, source: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """A copy in parts that fit into a buffer."""
+    rows = max(1, _BUFFER_BYTES // max(1, source[:1].nbytes)) if source.dim() else 1
+    if source.dim() == 0 or source.shape[0] <= rows:
+        yield target, source
+        return
+    for at in range(0, source.shape[0], rows):
+        yield target[at : at + rows], source[at : at + rows]
 
 
 def _fill(there: torch.Tensor, source: torch.Tensor) -> None:

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.files.plain_file import open_plain
 from refitd_client.tensors import TORCH_NAMES
 from refitd_client.transport import exporter, offer_file
@@ -164,24 +163,6 @@ class _Side:
             return None
         return each.pitch // self.pitch * self.step
 
-    def by_rows(self, each: Strip) -> Iterator[Strip]:
-        """Elements that lie together in the tensor: the end of one row, those rows that are whole, and the begin of
-        another one.
-        """
-        if self.rows == 1 or self.pitch != self.width:
-            yield each  # it lies in one row
-            return
-        begin = each.begin
-        if column := (begin - self.begin) % self.pitch:
-            width = min(self.width - column, each.end - begin)
-            yield Strip(begin, width, 1, width)
-            begin += width
-        if whole := (each.end - begin) // self.width:
-            yield Strip(begin, self.width, whole, self.width)
-            begin += whole * self.width
-        if begin < each.end:
-            yield Strip(begin, each.end - begin, 1, each.end - begin)
-
 
 def _cut(copy: PlanCopy, tensor: OfferedTensor) -> list[PlanCopy] | None:
     """A copy as copies from pieces; None where it takes the whole tensor."""
@@ -196,13 +177,12 @@ def _cut(copy: PlanCopy, tensor: OfferedTensor) -> list[PlanCopy] | None:
     for number, part in enumerate(_in_elements(tensor, copy.target.element_size())):
         source = _Side(part.begin, part.width, part.rows, part.pitch, 0, part.width)
         for each in common(taken, part):
-            for some in [each] if each.rows > 1 else target.by_rows(each):
-                pitches = target.pitch_of(some), source.pitch_of(some)
-                if None in pitches or len(found) == _MOST_PIECES:
-                    return None
-                name, shape = piece_name(tensor.name, number), (some.rows, some.width)
-                there = copy.target.detach().as_strided(shape, (pitches[0] or 1, 1), target.at(some.begin))
-                found.append(PlanCopy(name, source.at(some.begin), shape, (pitches[1] or 1, 1), there))
+            pitches = target.pitch_of(each), source.pitch_of(each)
+            if None in pitches or len(found) == _MOST_PIECES:
+                return None
+            name, shape = piece_name(tensor.name, number), (each.rows, each.width)
+            there = copy.target.detach().as_strided(shape, (pitches[0] or 1, 1), target.at(each.begin))
+            found.append(PlanCopy(name, source.at(each.begin), shape, (pitches[1] or 1, 1), there))
     return found
 
 
@@ -277,12 +257,11 @@ class IpcHandleCache:
     """
 
     def __init__(self) -> None:
-        self._taker, self._secret = ImportedMemory(), _Secret()
+        self._taker = ImportedMemory()
         self._registry = Registry()
         self._turn = threading.RLock()
         self._opened: OpenedMemory | None = None
-        self._offer: Offer | None = None
-        self._announced: Offer | None = None
+        self._known: list[tuple[Path, Offer]] = []  # by folder: a trainer's last, and that of this rank's receiver
         self._watching = False
 
     def import_offer(self, root: Path, path: str) -> tuple[ImportedTensors, OpenedMemory]:
@@ -291,27 +270,24 @@ class IpcHandleCache:
         Raises:
             SourceRefusedError: it is none, or not for here. OSError: it is gone, or cannot be read.
         """
-        with self._turn:
-            try:
-                imported = ImportedTensors(root / path, self._secret.of(root), self._offer)
-                return imported, self._take_over(imported, (root / path).parent)
-            except (OfferRefusedError, offer_file.HandoverKeyRefusedError) as error:
-                raise SourceRefusedError(str(error)) from error
+        with self._turn, _refusing_offers():
+            imported = self._read(root, path)
+            return imported, self._take_over(imported, (root / path).parent)
 
     def announced(self, root: Path, path: str) -> Offer:
-        """Read the offer at a path beneath the root, and open nothing.
-
-        Raises:
-            SourceRefusedError: it is none. OSError: it is gone, or cannot be read.
-        """
-        with self._turn:
-            try:
-                imported = ImportedTensors(root / path, self._secret.of(root), self._announced)
-            except (OfferRefusedError, offer_file.HandoverKeyRefusedError) as error:
-                raise SourceRefusedError(str(error)) from error
+        """Read the offer at a path beneath the root, and open nothing. Raises as `import_offer`."""
+        with self._turn, _refusing_offers():
+            imported = self._read(root, path)
             imported.close()
-            self._announced = imported.offer
             return imported.offer
+
+    def _read(self, root: Path, path: str) -> ImportedTensors:
+        """Read an offer. One that names the same places as the last one in its folder is not parsed again."""
+        folder = (root / path).parent
+        known = next((offer for other, offer in self._known if other == folder), None)
+        imported = ImportedTensors(root / path, offer_file.read_secret(root), known)
+        self._known = [(folder, imported.offer), *(each for each in self._known if each[0] != folder)][:2]
+        return imported
 
     def tensor(self, tensor: OfferedTensor) -> Any:
         """A view of a tensor that the last offer names.
@@ -362,7 +338,7 @@ class IpcHandleCache:
     def _forget(self) -> None:
         if self._opened is not None:
             self._opened.readied = None  # it refers to files that are registered
-        self._opened = self._offer = None
+        self._opened = None
         self._registry = Registry()  # a file is registered for as long as something refers to it
 
     @contextmanager
@@ -389,7 +365,6 @@ class IpcHandleCache:
             if not self._watching:
                 self._watching = True
                 threading.Thread(target=self._watch, name="refitd-ipc-watch", daemon=True).start()
-        self._offer = offer
         return opened
 
     def _watch(self) -> None:
@@ -400,19 +375,12 @@ class IpcHandleCache:
                     self.close()
 
 
-class _Secret:
-    """A root's secret, read again when its file is another one, or was changed in any way."""
-
-    def __init__(self) -> None:
-        self._seen: tuple[Any, ...] = ()
-        self._read = b""
-
-    def of(self, root: Path) -> bytes:
-        status = os.lstat(root / SERVICE_FOLDER / offer_file.NAME)
-        seen = root, status.st_dev, status.st_ino, status.st_mode, status.st_ctime_ns
-        if seen != self._seen:
-            self._read, self._seen = offer_file.read_secret(root), seen
-        return self._read
+@contextmanager
+def _refusing_offers() -> Generator[None]:
+    try:
+        yield
+    except (OfferRefusedError, offer_file.HandoverKeyRefusedError) as error:
+        raise SourceRefusedError(str(error)) from error
 
 
 @contextmanager

@@ -21,15 +21,14 @@ from refitd_client.contract.naming import SERVICE_FOLDER, parse_version_folder, 
 from refitd_client.transport.device import uuid_of
 from refitd_client.transport.offer import HostPlace, Offer, OfferRefusedError
 from refitd_client.transport.offer_file import ImportedTensors
-from refitd_client.validation.validate import Structure
+from refitd_client.validation.validate import Options, Structure
 from refitd_plugin.memory.copy_schedule import table_of
 from refitd_plugin.memory.imported import IpcHandleCache, LentPieces, OpenedMemory, cut_copies
 from refitd_plugin.memory.source import SourceRefusedError, VersionPlace, VersionSource, is_version, mapped
 from refitd_plugin.port import UpdateCall
-from refitd_plugin.proof.contents import equal_names, first_difference
-from refitd_plugin.update.loading import Loading, Readied, TensorFeed
+from refitd_plugin.update.loading import Loading, TensorFeed
 from refitd_plugin.update.plan import ReplayPlan
-from refitd_plugin.update.update_source import ServedState, UpdateSource
+from refitd_plugin.update.update_source import FullVersion, ServedState
 
 if TYPE_CHECKING:
     from refitd_plugin.update.recorder import PlanCopy
@@ -181,14 +180,16 @@ _UNLEARNED = (
 _ON_ANOTHER_GPU = "it is on another GPU, and the model's loader computes with some of it: that needs files"
 
 
-class OfferedVersion(UpdateSource):
-    """See `UpdateSource`: `folder` is where its files will be, and it is unchanged as long as it is offered.
+class OfferedVersion(FullVersion):
+    """A version in a trainer's memory: unchanged as long as it is offered, and `folder` is where its files will be.
 
     The model is on `device`, where it is on a GPU. Where `sliced` is a load plan, only what that copies was received:
     by no other way may it be loaded.
     """
 
     kind = "handover"
+    says = "the offer"
+    source: OfferedMemory
 
     def __init__(
         self,
@@ -199,14 +200,14 @@ class OfferedVersion(UpdateSource):
         device: torch.device | None = None,
         sliced: ReplayPlan | None = None,
     ) -> None:
-        folder, nbytes = source.place.folder, source.nbytes
-        super().__init__(loading, label=source.label, digest=source.digest, folder=folder, nbytes=nbytes)
-        self.source, self.imported, self.device = source, imported, device
-        self.readied: Readied | None = None
+        super().__init__(source, Options(), loading)
+        self.imported, self.device = imported, device
         self._sliced = sliced
         self._fits = False  # in this pause: the plan of what was made ready
-        self._others: list[int] | None = None
-        self._fingerprints: list[tuple[str, int]] = []
+
+    @property
+    def expected(self) -> Mapping[str, str]:
+        return self.source.offer.expected
 
     def is_unchanged(self) -> bool:
         return self.imported.is_exported
@@ -230,9 +231,6 @@ class OfferedVersion(UpdateSource):
             opened.readied = self.loading.make_ready(self.source)
         self.readied = opened.readied
 
-    def fit(self, served_state: ServedState | None, contents: dict[str, str]) -> None:
-        """It fits whatever is there: its tensors are those of the model."""
-
     def write(self, call: UpdateCall) -> tuple[TensorFeed, str | None]:
         """From here to the end of `check` the trainer waits."""
         loaded = False
@@ -255,23 +253,13 @@ class OfferedVersion(UpdateSource):
         try:
             if not self.imported.is_exported:
                 return "the trainer is gone, or took its tensors back while they were copied"
-            expected = self.source.offer.expected
-            self._fingerprints = self.loading.fingerprints(self.source, contents, self._others)
-            self.proved = equal_names(self._fingerprints, expected)
-            self.slice_check = self.loading.slice_check(self.source, expected, "the offer")
-            fault = first_difference(self._fingerprints, expected)
-            return None if fault is None else fault.replace("the manifest says", "the offer says")
+            return super().check(contents)
         finally:
             self._over()
 
     def put_back(self, call: UpdateCall, previous: ServedState | None, path: str) -> tuple[TensorFeed, str | None]:
         self.source.handle_cache.close()  # what was opened may not be what the trainer has there now
         return super().put_back(call, previous, path)
-
-    def served_state(self, contents: dict[str, str]) -> ServedState | None:
-        """Its files are not there yet: see `with_files`."""
-        sums = None if self.slice_check is None else self.slice_check.found
-        return ServedState(source=self.source, contents=contents, fingerprints=self._fingerprints, slice_sums=sums)
 
     def _check_slices(self) -> None:
         """Refuse a load that reads more than was received.

@@ -9,9 +9,8 @@ fails, and after the last one: that is what is served. Nothing waits for the GPU
 its own part of the load along the same stream: what it does to the weights comes after the last fingerprint.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -84,17 +83,19 @@ class TensorFingerprints:
         return [(name, next(rest) if same is None else int(contents[same], 16)) for name, same in self._same]
 
 
-def first_difference(fingerprints: Sequence[tuple[str, int]], expected: dict[str, str]) -> str | None:
-    """A sentence about the first tensor that is not what a manifest says; None where all are."""
-    for name, found in fingerprints:
-        if name in expected and int(expected[name], 16) != found:
-            return f"tensor {name} has fingerprint {found:016x} in memory, and the manifest says {expected[name]}"
-    return None
-
-
-def equal_names(fingerprints: Sequence[tuple[str, int]], expected: dict[str, Any]) -> frozenset[str]:
-    """The tensors that a manifest has fingerprints of and that lie in memory as it says."""
-    return frozenset(name for name, found in fingerprints if name in expected and int(expected[name], 16) == found)
+def held_against(
+    fingerprints: Sequence[tuple[str, int]], expected: Mapping[str, str], says: str
+) -> tuple[frozenset[str], str | None]:
+    """The tensors that lie in memory as `expected`, and a sentence about the first that does not; None where all do.
+    `says`: what has the fingerprints that are expected.
+    """
+    wanted = [(name, found, int(expected[name], 16)) for name, found in fingerprints if name in expected]
+    wrong = next(((name, found) for name, found, value in wanted if found != value), None)
+    proved = frozenset(name for name, found, value in wanted if found == value)
+    if wrong is None:
+        return proved, None
+    name, found = wrong
+    return proved, f"tensor {name} has fingerprint {found:016x} in memory, and {says} says {expected[name]}"
 
 
 def idle(model: torch.nn.Module) -> None:

@@ -11,7 +11,7 @@ SGLang's "rolling back", which would read the version that has just failed once 
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -36,7 +36,7 @@ from refitd_plugin.proof.contents import (
     idle,
     named,
 )
-from refitd_plugin.proof.slices import ModelSlices, SliceCheck
+from refitd_plugin.proof.slices import ModelSlices
 from refitd_plugin.update.plan import Loader, ReplayPlan, Tensors, addresses_of, learned, replay, tensors_of
 from refitd_plugin.update.receiving import sizes_of
 from refitd_plugin.update.recorder import Recorder
@@ -276,26 +276,10 @@ class Loading:
             self._tables = PlanTables(plan, self.model, source)
         return self._tables
 
-    def fingerprints(
-        self, source: VersionSource, contents: dict[str, str], others: Sequence[int] | None = None
-    ) -> list[tuple[str, int]]:
-        """The fingerprints of the checkpoint's tensors that lie whole in the model, by the plan; none without one.
-        `contents`: the fingerprints of the model's tensors now. `others`: the fingerprints of targets that are not in
-        `contents`, where they were taken already.
-        """
+    def tables_of(self, source: VersionSource) -> PlanTables | None:
+        """What follows from the plan for what is loaded of a version; None without a plan."""
         plan = self.plan
-        if plan is None or not plan.replays:
-            return []
-        return self.tables(plan, source).fingerprints.take(contents, others)
-
-    def slice_check(self, source: VersionSource, expected: Mapping[str, str], says: str) -> SliceCheck | None:
-        """What lies in slices of the checkpoint's tensors now, by the plan; None without one. `expected`: the
-        fingerprints of its manifest, by name. `says`: what that is.
-        """
-        plan = self.plan
-        if plan is None or not plan.replays or plan.inventory != source.inventory:
-            return None
-        return self.tables(plan, source).slices.check(None, expected, says)
+        return None if plan is None or not plan.replays else self.tables(plan, source)
 
     def _replay(self, call: UpdateCall, source: VersionSource, readied: Readied) -> tuple[TensorFeed, str | None]:
         plan, ready, seen = readied.plan, readied.schedule, SeenContents()

@@ -351,6 +351,8 @@ class Preparing:
         """
         if self._prover is None or not isinstance(update_source, FullVersion) or update_source.partial:
             return
+        if isinstance(update_source, OfferedVersion):
+            return  # the trainer has its bytes
         update_source.proof = self._prover.prove(update_source.source)
 
     def _update_source(self, found: VersionSource | DeltaChanges, options: Options) -> UpdateSource:

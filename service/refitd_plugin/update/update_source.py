@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from refitd_client.contract.naming import Order, parse_version_id
+from refitd_client.contract.naming import MANIFEST_NAME, Order, parse_version_id
 from refitd_client.contract.plugin import TensorProof
 from refitd_client.delta.change import Delta
 from refitd_client.fingerprint.device import flat_bits
@@ -22,7 +22,7 @@ from refitd_client.validation.validate import Options
 from refitd_plugin.delta.changes import DeltaChanges, DeltaHandle
 from refitd_plugin.memory.source import FullNeededError, VersionSource
 from refitd_plugin.port import UpdateCall
-from refitd_plugin.proof.contents import equal_names, first_difference
+from refitd_plugin.proof.contents import held_against
 from refitd_plugin.proof.slices import SliceCheck, SliceSums
 from refitd_plugin.update.loading import Loading, Readied, TensorFeed
 
@@ -163,10 +163,12 @@ class UpdateSource(ABC):
 class FullVersion(UpdateSource):
     """A full version on disk: loaded by the model's loader, or as the load plan's copies.
 
-    `readied` are its copies, made ready while the engine served, and `proof` what was found in its tensors then.
+    `says` is what has its fingerprints. `readied` are its copies, made ready while the engine served, and `proof` what
+    was found in its tensors then.
     """
 
     kind = "full"
+    says: ClassVar[str] = MANIFEST_NAME
 
     def __init__(self, source: VersionSource, options: Options, loading: Loading) -> None:
         folder, nbytes = source.place.folder, source.nbytes
@@ -181,6 +183,12 @@ class FullVersion(UpdateSource):
     @property
     def signature(self) -> str:
         return self.source.structure.signature
+
+    @property
+    def expected(self) -> Mapping[str, str]:
+        """The fingerprints of its tensors as hex digits, by name, as far as something says them."""
+        manifest = self.source.structure.manifest
+        return {} if manifest is None else manifest.fingerprints
 
     @property
     def watches(self) -> bool:
@@ -199,13 +207,14 @@ class FullVersion(UpdateSource):
         return feed, fault
 
     def check(self, contents: dict[str, str]) -> str | None:
-        """Tensors that are only copied have the fingerprints that the manifest gives them."""
-        manifest = self.source.structure.manifest
-        expected = {} if manifest is None else manifest.fingerprints
-        self._fingerprints = self.loading.fingerprints(self.source, contents, self._others)
-        self.proved = equal_names(self._fingerprints, expected)
-        self.slice_check = self.loading.slice_check(self.source, expected, "refit.json")
-        return first_difference(self._fingerprints, expected)
+        """Tensors that are only copied have the fingerprints that are expected of them."""
+        self._fingerprints, self.slice_check = [], None
+        if (tables := self.loading.tables_of(self.source)) is not None:
+            self._fingerprints = tables.fingerprints.take(contents, self._others)
+            if tables.plan.inventory == self.source.inventory:
+                self.slice_check = tables.slices.check(None, self.expected, self.says)
+        self.proved, fault = held_against(self._fingerprints, self.expected, self.says)
+        return fault
 
     def served_state(self, contents: dict[str, str]) -> ServedState | None:
         if self.partial:

@@ -1,4 +1,4 @@
-"""`make screenshots`: pictures of the dashboard and of `refitd top` for the README, of a stack that really runs.
+"""`make screenshots`: pictures of the dashboard for the README, of a stack that really runs.
 
     screenshots.py FOLDER
 
@@ -8,7 +8,6 @@ bad, so that there is something to see.
 
 import asyncio
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -41,7 +40,6 @@ def main(out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="refitd-pictures-") as name, _stack(Path(name)) as url:
         asyncio.run(_take(url, out))
-        _terminal(url, out)
 
 
 @contextmanager
@@ -131,13 +129,6 @@ async def _picture(browser: Browser, url: str, file: Path, **look: Any) -> None:
     await page.locator(".lanes svg[role=img]").nth(3).wait_for()
     await page.screenshot(path=file)
     await page.context.close()
-
-
-def _terminal(url: str, out: Path) -> None:
-    """As text: a terminal's picture would be one of its font."""
-    command = [sys.executable, "-m", "refitd", "top", "--once", "--url", url]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True)
-    (out / "top.txt").write_text(shown.stdout)
 
 
 if __name__ == "__main__":

@@ -44,13 +44,11 @@ class Table:
 
     Columns are as wide as what is in them, and words go beneath their row where they do not fit beside it. Rich's own
     tables share the terminal's width among all columns: at 80 of them an id is broken in two, numbers lose digits, and
-    a reason becomes a column of twelve characters and thirteen lines. With `cut` each row is one line, which ends at
-    the edge of the window; without it a row that is wider goes on below.
+    a reason becomes a column of twelve characters and thirteen lines. A row that is wider goes on below.
     """
 
-    def __init__(self, *titles: str, right: Collection[str] = (), words: str | None = None, cut: bool = False) -> None:
+    def __init__(self, *titles: str, right: Collection[str] = (), words: str | None = None) -> None:
         self._right = tuple(title in right for title in titles)
-        self._cut = cut
         self._rows = [_Row(tuple(Text(title) for title in titles), None if words is None else Text(words))]
 
     def add_row(self, *cells: str | Text, words: str | Text | None = None) -> None:
@@ -72,10 +70,10 @@ class Table:
         yield title
         yield Text("─" * title.cell_len)
         for row in rows:
-            if row.words is None or self._cut or self._fits(row.words, options.max_width):
-                yield self._shown(self._line(row, widths, row.words))
+            if row.words is None or self._fits(row.words, options.max_width):
+                yield self._line(row, widths, row.words)
             else:
-                yield self._shown(self._line(row, widths, None))
+                yield self._line(row, widths, None)
                 for line in row.words.wrap(console, max(options.max_width - INDENT, 1)):
                     line.rstrip()
                     yield Text(" " * INDENT).append_text(line)
@@ -94,10 +92,7 @@ class Table:
             cell.align("right" if is_right else "left", width)
         line = Text(GAP).join(cells if words is None else [*cells, words])
         line.rstrip()
-        return line
-
-    def _shown(self, line: Text) -> Text:
-        line.no_wrap, line.overflow = self._cut, "ellipsis" if self._cut else "fold"
+        line.overflow = "fold"
         return line
 
 
@@ -258,9 +253,6 @@ def engines_table(
     engines: Iterable[Engine],
     targets: Mapping[str, str | None],
     now: str | None = None,
-    columns: Collection[str] | None = None,
-    *,
-    cut: bool = False,
 ) -> Table:
     """Engines, one a line: for `refitd engines`, `status` and `top` alike.
 
@@ -268,8 +260,6 @@ def engines_table(
         engines: in the order in which they stand.
         targets: the version that the engines of each run should serve.
         now: an instant, which tells how long an engine has been away.
-        columns: those to show; by default those that say something of these engines.
-        cut: each row is one line.
     """
     engines = list(engines)
     shown: dict[str, Callable[[Engine], str | Text]] = {
@@ -279,21 +269,20 @@ def engines_table(
         "STATE": engine_state,
         "STEP": step,
         "BEHIND": lambda engine: steps_behind(engine, targets.get(engine.run or "")),
-        "TOOK": last_load,
         "SERVER": server_of,
         "PROOF": proof_of,
         "LOADS": how_it_loads,
     }
-    columns = listed_columns(engines) if columns is None else columns
+    columns = _listed_columns(engines)
     titles = [title for title in shown if title in columns]
-    table = Table(*titles, right={"STEP", "BEHIND", "TOOK"}, words="WHY", cut=cut)
+    table = Table(*titles, right={"STEP", "BEHIND"}, words="WHY")
     for engine in engines:
-        words = why_there(engine, now) or ("" if cut else NOTHING)
-        table.add_row(*(shown[title](engine) for title in titles), words=sentence(words))
+        words = sentence(why_there(engine, now) or NOTHING)
+        table.add_row(*(shown[title](engine) for title in titles), words=words)
     return table
 
 
-def listed_columns(engines: Collection[Engine]) -> set[str]:
+def _listed_columns(engines: Collection[Engine]) -> set[str]:
     columns = {"ENGINE", "RUN", "STATE", "STEP", "BEHIND"}
     # An engine that was given no name is called by its address: to say that twice leaves no room for the reason.
     if any(_address(engine) != engine.id for engine in engines):
@@ -389,11 +378,6 @@ def of_host(engine: Engine) -> str | None:
     for state, count in engine.host.states.items():
         counts[state.glance] += count
     return f"engines there: {', '.join(f'{counts[each]} {each}' for each in EngineGlance if counts[each]) or 'none'}"
-
-
-def last_load(engine: Engine) -> str:
-    load = engine.last_attempt
-    return NOTHING if load is None or load.outcome is None else span(sum(load.timings.values()))
 
 
 def steps_behind(engine: Engine, target: str | None) -> str:

@@ -25,12 +25,19 @@ def show_status(out: Output, client: RefitClient, limit: int) -> None:
     Raises:
         SystemExit: the service is not ready.
     """
+    document, lines = look(out, client, limit)
+    out.show(document, *lines)
+    if not document["ready"]:
+        raise SystemExit(ExitCode.UNREACHABLE)
+
+
+def look(out: Output, client: RefitClient, limit: int = VERSIONS) -> tuple[dict[str, Any], list[RenderableType]]:
+    """Ask the service; return the answer as a document and as lines."""
     overview, ready = client.overview(), client.ready()
     targets = {run.run: client.version(run.target) for run in overview.runs if run.target is not None}
     closed = [run.run for run in overview.runs if run.standing is Standing.CLOSED]
     versions = sorted(_came_last(client), key=lambda version: version.run in closed)[:limit]
-    out.show(
-        _document(client.url, overview, versions, ready=ready),
+    return _document(client.url, overview, versions, ready=ready), [
         *_head(client.url, overview, ready=ready),
         *(line for run in overview.runs if run.run not in closed for line in _run(run, targets.get(run.run), out)),
         *(render.sentence(line, "dim") for line in render.closed_runs(closed)),
@@ -38,9 +45,7 @@ def show_status(out: Output, client: RefitClient, limit: int) -> None:
         *_engines(overview),
         "",
         *version_list(versions, out.window, [reason for run in overview.runs for reason in run.reasons]),
-    )
-    if not ready:
-        raise SystemExit(ExitCode.UNREACHABLE)
+    ]
 
 
 def _standing(overview: Overview) -> Standing | None:

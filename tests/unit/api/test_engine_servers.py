@@ -12,13 +12,11 @@ from refitd.engine.fingerprints import proof_by
 from refitd.policy.observe import compared
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.states import EngineState
-from refitd_client.contract.wire import Engine
 from refitd_client.validation.foreign import MANIFESTS
-from refitd_console import top
 from support.checkpoints import tensors, write_model
 from support.records import engine
 from support.services import serving
-from support.stand_in_service import StandIn, make_engine, make_overview
+from support.stand_in_service import make_engine
 
 PROOF = "fingerprints of refitd's plugin"
 EQUAL = {
@@ -116,14 +114,6 @@ def test_tables_say_the_server_where_one_is_not_sglang() -> None:
     first = make_engine("a", **VLLM, proof=proof_by("vllm-answers:-:-1.0", recorded=True))
     assert "recorded" in as_text(render.engines_table([first], {})).splitlines()[2]
     assert "SERVER" not in as_text(render.engines_table([sglang, make_engine("d")], {}))
-    assert "vLLM 0.32.0" in seen_live(stock, sglang)
-    assert "SERVER" not in seen_live(sglang)
-
-
-def seen_live(*engines: Engine) -> str:
-    state = StandIn()
-    state.engines = list(engines)
-    return as_text(top.screen(top.Glance(url="http://x", overview=make_overview(state), versions=[], events=[])))
 
 
 def test_a_stock_server_in_which_no_plugin_is_looked_for_is_said_to_load_by_itself() -> None:

@@ -88,7 +88,7 @@ bench: $(READY) ## measure publishing, loading and the service itself
 	@PYTHONPATH=tests $(BIN)/python tests/bench/main.py $(ARGS)
 
 bench-gpu: $(READY) ## measure what else moves weights from a GPU to an engine (ARGS='--engine URL --engine-model DIR')
-	@PYTHONPATH=tests/bench $(BIN)/python tests/bench/gpu/main.py --out build/gpu.json $(ARGS)
+	@PYTHONPATH=tests/bench:tests $(BIN)/python tests/bench/gpu/main.py --out build/gpu.json $(ARGS)
 
 sglang: $(READY) ## run the contract tests against a real SGLang, on the CPU (1.8 GB the first time; ARGS='-m sglang': every way to end it)
 	@tests/sglang/install .venv-sglang

@@ -1,16 +1,11 @@
 """A figure: samples, what they mean, and what was promised."""
 
-import platform
-import subprocess
-import sys
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
+
+from support.run_notes import run_notes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,36 +40,6 @@ def report(figures: list[Figure], command: str) -> dict[str, Any]:
     """Everything that is committed: figures, machine, software, command."""
     return {
         "command": command,
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": _commit(),
-        "machine": {
-            "cpu": _cpu(),
-            "cores": psutil.cpu_count(),
-            "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-            "system": f"{platform.system()} {platform.release().partition('-')[0]} {platform.machine()}",
-            "python": sys.version.split()[0],
-        },
-        "software": {
-            name: _version(name) for name in ("refitd", "httpx", "fastapi", "uvicorn", "torch", "safetensors")
-        },
+        **run_notes("refitd", "httpx", "fastapi", "uvicorn", "torch", "safetensors"),
         "figures": [asdict(figure) | {"met": figure.met} for figure in figures],
     }
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:  # run from a checkout
-        return None
-
-
-def _commit() -> str:
-    found = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
-    return found.stdout.strip() or "unknown"
-
-
-def _cpu() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()

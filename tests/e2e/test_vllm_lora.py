@@ -4,6 +4,7 @@ no adapter that is bad, evicted or unloaded ends the engine."""
 import os
 import shutil
 from collections.abc import Callable, Generator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -126,10 +127,7 @@ async def test_an_adapter_whose_answers_are_no_numbers_is_unloaded_and_the_engin
     """The last test: NaN stays behind in the engine."""
     bad = write_adapter(tmp_path / "bad", model, 7)
     rewritten(bad, not_finite)
-    adapters = vllm_adapters(engine.url, name="actor", api_key=API_KEY)
-    try:
+    async with aclosing(vllm_adapters(engine.url, name="actor", api_key=API_KEY)) as adapters:
         done = await adapters.refit(Target(path=str(bad), label="7"), ignore_stage)
-    finally:
-        await adapters.aclose()
     assert (done.outcome, names_of(engine)) == (Outcome.TAINTED, set())
     assert "Out of range float values" in (done.reason or "")

@@ -1,7 +1,7 @@
 """A trainer that exports the weights of a small model from shared memory: what a GPU's memory is, on the CPU."""
 
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,9 +65,6 @@ def offer_of(version: str, tensors: Mapping[str, Any]) -> Offer:
 @contextmanager
 def imported(path: Path, secret: bytes) -> Generator[ImportedTensors]:
     """Read an offer and hold its lock in a context. Raises as `ImportedTensors` and `hold`."""
-    found = ImportedTensors(path, secret)
-    try:
+    with closing(ImportedTensors(path, secret)) as found:
         found.hold()
         yield found
-    finally:
-        found.close()

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,12 +72,9 @@ def small_blocks(hub: Path) -> None:
 
 def pull(root: Path, source: FolderSource) -> None:
     """Pull the version as a follower does that was (re)started."""
-    made = Puller(root, source)
-    digest = parse_manifest((source.folder(VERSION) / MANIFEST_NAME).read_bytes()).digest
-    try:
+    with closing(Puller(root, source)) as made:
+        digest = parse_manifest((source.folder(VERSION) / MANIFEST_NAME).read_bytes()).digest
         asyncio.run(_pulled(made, digest))
-    finally:
-        made.close()
 
 
 async def _pulled(made: Puller, digest: str) -> None:

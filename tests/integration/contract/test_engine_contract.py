@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, aclosing, contextmanager
 from pathlib import Path
 
 import httpx
@@ -179,11 +179,8 @@ async def test_without_the_admin_key_nothing_changes_and_the_setting_is_named(
 ) -> None:
     _needs_keys(subject)
     await subject.refit("model_a", "1")
-    engine = sglang_engine(subject.server.url, api_key=API_KEY, admin_key=admin_key)
-    try:
+    async with aclosing(sglang_engine(subject.server.url, api_key=API_KEY, admin_key=admin_key)) as engine:
         refit = await engine.refit(subject.target("model_b", "2"), ignore_stage)
-    finally:
-        await engine.aclose()
     assert (refit.outcome, refit.resumed) == (Outcome.NACK, False)  # it could not be told to resume either
     assert "--engine-admin-key-file" in (refit.reason or "")
     assert (await subject.named())[1] == "1"
@@ -234,8 +231,7 @@ def _long_load(
 
 async def test_a_load_that_outlasts_the_time_out_taints_and_the_next_refit_waits_for_its_end(subject: Subject) -> None:
     await subject.refit("model_a", "1", repairs=True)
-    hurried = subject.adapter(load_timeout=3.0)
-    try:
+    async with aclosing(subject.adapter(load_timeout=3.0)) as hurried:
         await hurried.probe()
         with _frozen_at_load(subject) as on_stage:
             late = await hurried.refit(subject.target("model_b", "2"), on_stage)
@@ -247,8 +243,6 @@ async def test_a_load_that_outlasts_the_time_out_taints_and_the_next_refit_waits
         with pytest.raises(httpx.TimeoutException):  # the load has ended, well or not: it stays paused
             await subject.answer(within=1.0)
         repaired = await _until_heard(hurried, subject)
-    finally:
-        await hurried.aclose()
     assert (repaired.outcome, repaired.resumed) == (Outcome.ACK, True), repaired.reason
     assert (await subject.named())[1] == "3"
     assert await subject.answer()

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -131,15 +131,12 @@ async def test_a_load_that_fails_in_its_midst_is_undone_on_every_rank(
 
 @asynccontextmanager
 async def adapter(subject: VllmSubject) -> AsyncIterator[EnginePort]:
-    engine = subject.adapter()
-    seen = await engine.probe()
-    assert isinstance(seen, Reached)
-    assert (seen.plugin, seen.stock_reason) == ("0.1.0", None)
-    assert seen.configuration.endswith(" refitd")
-    try:
+    async with aclosing(subject.adapter()) as engine:
+        seen = await engine.probe()
+        assert isinstance(seen, Reached)
+        assert (seen.plugin, seen.stock_reason) == ("0.1.0", None)
+        assert seen.configuration.endswith(" refitd")
         yield engine
-    finally:
-        await engine.aclose()
 
 
 def target(server: PluggedVllm, folder: Path, label: str, **known: Any) -> Target:

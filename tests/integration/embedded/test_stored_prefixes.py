@@ -1,5 +1,6 @@
 """No answer after an update uses a prefix that the weights before it have computed, wherever the engine keeps it."""
 
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,7 @@ async def test_no_answer_uses_a_prefix_of_the_weights_before_the_update(models: 
         after = answered(engine.url)
         assert after != before
         assert answered(stored.url) == before, "the imitation forgets prefixes by itself, and so shows nothing"
-        adapter = sglang_engine(stored.url, api_key=API_KEY, admin_key=ADMIN_KEY)
-        try:
+        async with aclosing(sglang_engine(stored.url, api_key=API_KEY, admin_key=ADMIN_KEY)) as adapter:
             refit = await adapter.refit(Target(path=str(models / "model_b"), label="1"), lambda _: None)
-        finally:
-            await adapter.aclose()
         assert (refit.outcome, refit.reason) == (Outcome.ACK, None)
         assert answered(stored.url) == after

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -58,12 +58,9 @@ class Published:
 @asynccontextmanager
 async def answering(tmp_path: Path, **seconds: float) -> AsyncGenerator[tuple[GroupCalls, Published]]:
     published = Published()
-    groups = GroupCalls(cast("Any", published), tmp_path / "spool", **seconds)
-    groups.open()
-    try:
+    async with aclosing(GroupCalls(cast("Any", published), tmp_path / "spool", **seconds)) as groups:
+        groups.open()
         yield groups, published
-    finally:
-        await groups.aclose()
 
 
 def members(groups: GroupCalls) -> list[int | None]:

@@ -170,10 +170,6 @@ class TestEngines:
         assert "and 36 more (36 in sync): 'refitd engines' lists them" in glance
         assert glance.index("e041") < glance.index("e052") < glance.index("e000")
 
-    def test_json_is_the_services_own_document(self, service: StandIn) -> None:
-        service.engines = [make_engine()]
-        assert answer("engines", "--url", service.url, kind=Page[Engine]) == Page(items=service.engines)
-
 
 class TestExplain:
     def test_sentences_come_one_a_line(self, service: StandIn) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from refitd_client.contract.states import Standing
-from refitd_client.contract.wire import Move, Page, RunChange, RunGlance
+from refitd_client.contract.wire import Page, RunChange, RunGlance
 from support.command_line import answer, refitd
 from support.stand_in_service import StandIn, make_engine, make_run, make_version, stand_in
 
@@ -26,15 +26,6 @@ def a_person(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestMove:
-    def test_a_script_is_refused_what_an_open_run_would_lose(self, service: StandIn) -> None:
-        result = refitd("engines", "move", "engine-0", "--run", "next", "--url", service.url)
-        assert result.exit_code == 2
-        assert "engine-0 follows exp, which is not closed" in result.stderr
-        assert "there is no terminal to ask on: say --yes" in result.stderr
-        assert service.bodies == [Move(engines=["engine-0"], run="next")]
-        problem = refitd("engines", "move", "engine-0", "--run", "next", "--json", "--url", service.url)
-        assert problem.exit_code == 2
-
     @pytest.mark.usefixtures("a_person")
     def test_a_person_is_asked_about_what_an_open_run_would_lose(self, service: StandIn) -> None:
         args = ("engines", "move", "engine-0", "--run", "next", "--url", service.url)

@@ -153,16 +153,6 @@ class TestPublish:
         finds = "a service that watches that root finds it by itself"
         assert f"exp~trial~v000007 is on disk at {path} all the same: {finds}" in said
 
-    @pytest.mark.parametrize("root", ["s3://bucket/prefix", "http://user:hidden@host"])
-    def test_a_root_that_looks_like_a_url_is_refused_with_what_takes_one(
-        self, service: StandIn, checkpoint: Path, root: str
-    ) -> None:
-        result = refitd("publish", str(checkpoint), "--root", root, "--run", "exp", "--step", "7", "--url", service.url)
-        assert result.exit_code == 2
-        assert "looks like a URL" in result.stderr
-        assert "refitd serve --push" in result.stderr
-        assert "hidden" not in result.stderr
-
     def test_a_step_that_would_begin_a_generation_is_taken_for_a_slip(self, service: StandIn, checkpoint: Path) -> None:
         assert refitd(*self.publish(checkpoint, "--url", service.url)).stderr == ""
         result = refitd(*self.publish(checkpoint, "--url", service.url))

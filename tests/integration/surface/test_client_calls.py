@@ -10,12 +10,7 @@ import pytest
 from refitd_client.contract.states import Kind, VersionState, WaitOutcome
 from refitd_client.contract.wire import NewEngine, Notice, Version, WaitResult
 from refitd_client.errors import (
-    ConflictError,
-    InvalidRequestError,
-    NotFoundError,
-    ServiceProblemError,
     ServiceUnreachableError,
-    UnauthorizedError,
 )
 from refitd_client.http.client import RefitClient
 from refitd_client.http.exchange import RetryPolicy
@@ -113,25 +108,6 @@ class TestForeignAnswers:
                 run(server.url, lambda client: client.version("exp~v000007"))
             assert f"{server.url}/v1/versions/exp~v000007" in str(caught.value)
             assert len(server.seen) == 1
-
-    @pytest.mark.parametrize(
-        ("status", "error"),
-        [
-            (401, UnauthorizedError),
-            (403, UnauthorizedError),
-            (404, NotFoundError),
-            (409, ConflictError),
-            (422, InvalidRequestError),
-            (507, ServiceProblemError),
-        ],
-    )
-    def test_a_problem_document_becomes_the_error_of_its_status(self, status: int, error: type) -> None:
-        with (
-            serve(problem(status, "a-slug", "the detail")) as server,
-            pytest.raises(error, match="the detail") as caught,
-        ):
-            run(server.url, lambda client: client.announce(NOTICE))
-        assert caught.value.problem.slug == "a-slug"
 
 
 class TestConnection:

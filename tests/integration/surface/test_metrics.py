@@ -93,16 +93,6 @@ async def test_staleness_is_told_by_run_and_engine(tmp_path: Path) -> None:
         stage.engines["a"].gate.set()
 
 
-async def test_bytes_in_the_root_are_told_by_what_they_are_kept_for(tmp_path: Path) -> None:
-    async with serving(tmp_path) as stage:
-        await stage.served(1)
-        await stage.served(2)
-        await stage.sweep()
-        found = await scrape(stage)
-        size = stage.store.versions["run~v000002"].files.bytes
-        assert found.value("refitd_kept_bytes", what="version") == 2 * size
-
-
 class Hands:
     """A clock that is set by hand."""
 

@@ -161,26 +161,6 @@ def test_a_wait_that_runs_out_names_who_is_late(tmp_path: Path, about: dict[str,
     assert late == [engine.id for engine in about.get("engines", []) if engine is not GOOD]
 
 
-def test_wait_waits_for_a_service_to_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within the time-out; here it comes back when it was missed for the second time."""
-    port = free_port()
-    publication = _publish(tmp_path, f"http://127.0.0.1:{port}")
-    service = ScriptedService(_answers(ACCEPTED, waited(WaitOutcome.SERVED)), port=port)
-    pauses: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        pauses.append(seconds)
-        if len(pauses) == 2:
-            service.__enter__()
-
-    monkeypatch.setattr("refitd_client.http.client.time.sleep", sleep)
-    try:
-        assert publication.wait(30).outcome is WaitOutcome.SERVED
-    finally:
-        monkeypatch.undo()
-        service.__exit__(None, None, None)
-
-
 def test_wait_waits_for_a_service_that_does_not_know_the_version_yet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

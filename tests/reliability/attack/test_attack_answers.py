@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import json
 import socket
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -148,11 +149,8 @@ def test_no_answer_of_an_engine_is_anything_but_read_or_said() -> None:
         async def probed(model: bytes, server: bytes) -> Reached | Unreached:
             sglang.on("/model_info", answer(200, model))
             sglang.on("/server_info", answer(200, server))
-            engine = sglang_engine(sglang.url)
-            try:
+            async with aclosing(sglang_engine(sglang.url)) as engine:
                 return await engine.probe()
-            finally:
-                await engine.aclose()
 
         @FUZZ
         @given(model=changed(written(MODEL)), server=changed(written(SERVER)))

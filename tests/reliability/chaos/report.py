@@ -1,19 +1,14 @@
 """The report: a table to read, and the same as JSON with machine and command."""
 
-import platform
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
-import psutil
 from rich.console import Console
 from rich.table import Table
+
+from support.run_notes import run_notes
 
 Value = int | float | str
 
@@ -73,32 +68,7 @@ class Report:
         """Everything that is committed."""
         return {
             "command": command,
-            "at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "commit": _commit(),
-            "machine": _machine(),
-            "software": {name: version(name) for name in ("refitd", "httpx", "fastapi", "uvicorn", "torch")},
+            **run_notes("refitd", "httpx", "fastapi", "uvicorn", "torch"),
             "figures": [asdict(line) for line in self.lines],
             "rounds": list(rounds),
         }
-
-
-def _machine() -> dict[str, Any]:
-    return {
-        "cpu": _cpu(),
-        "cores": psutil.cpu_count(),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "system": platform.platform(),
-        "python": sys.version.split()[0],
-    }
-
-
-def _commit() -> str:
-    found = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
-    return found.stdout.strip() or "unknown"
-
-
-def _cpu() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()

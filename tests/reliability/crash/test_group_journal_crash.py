@@ -4,7 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +48,10 @@ def take_over(database: PostgresAddress, root: Path, write: int | None = None) -
     """Take the lead, open the journal, write to it as asked, and give both back."""
     held = lead(database)
     try:
-        journal = open_group_journal(database, held, root)
-        try:
+        with closing(open_group_journal(database, held, root)) as journal:
             failed = None if write is None else journal._commit([rows.put(version(write))])
             if failed is not None:
                 raise failed
-        finally:
-            journal.close()
     finally:
         held.release()
 
@@ -113,11 +110,8 @@ def steps(database: PostgresAddress, root: Path) -> list[int]:
     """The versions that the journal has, by whom takes over next."""
     held = lead(database)
     try:
-        journal = open_group_journal(database, held, root)
-        try:
+        with closing(open_group_journal(database, held, root)) as journal:
             return sorted(found.order.step for found in journal.read(rows.read_versions))
-        finally:
-            journal.close()
     finally:
         held.release()
 

@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import random
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -85,8 +86,7 @@ def check(moment: Moment, files: dict[str, bytes], folder: Path) -> int:
     if moment.said:  # before that, it is one that never held anything, which may be begun again
         condition = examine_journal(state / JOURNAL_NAME, thorough=True)
         assert isinstance(condition, Sound), condition
-    journal = open_journal(state, root)
-    try:
+    with closing(open_journal(state, root)) as journal:
         store = Store(journal, SystemClock())
         count = store.last_event
         assert count >= moment.said, "what was called durable is gone"
@@ -95,8 +95,6 @@ def check(moment: Moment, files: dict[str, bytes], folder: Path) -> int:
         last = {number % STEPS: number for number in range(1, count + 1)}
         found = {record.order.step: int((record.reason or "").split()[0]) for record in store.versions.values()}
         assert found == last, "what is there is no prefix of what was written"
-    finally:
-        journal.close()
     return count
 
 

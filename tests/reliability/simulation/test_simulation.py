@@ -10,6 +10,7 @@ REFITD_SIMULATION_SHARES how many shares; with REFITD_SIMULATION_SHRINK a case t
 import os
 import random
 from collections import Counter
+from contextlib import closing
 from itertools import count
 
 import pytest
@@ -83,9 +84,8 @@ def _fails(case: Case) -> bool:
 @pytest.mark.parametrize("seed", [*taken(range(9))])
 def test_the_promises_hold_where_a_row_of_the_journal_goes_bad(seed: int) -> None:
     chance = random.Random(seed)
-    world = World(seed, strategy=list(StrategyName)[seed % 3], vllm=some_engines(chance))
-    story = Story(world)
-    try:
+    with closing(World(seed, strategy=list(StrategyName)[seed % 3], vllm=some_engines(chance))) as world:
+        story = Story(world)
         for _ in range(4):
             for _ in range(chance.randint(2, 4)):
                 story.publish(Make.GOOD, announce=True, seconds=2.0)
@@ -95,8 +95,6 @@ def test_the_promises_hold_where_a_row_of_the_journal_goes_bad(seed: int) -> Non
             story.journal_has_a_bad_row(table=table, index=chance.randrange(31))
             story.time_passes(seconds=chance.choice([0.1, 3.0]))
         world.heal()
-    finally:
-        world.close()
 
 
 @pytest.mark.points
@@ -131,9 +129,8 @@ def test_a_witness_that_lies_has_no_other_engine_paused_and_is_given_up_itself(
 def test_a_run_says_that_its_newest_version_is_lost_and_what_is_left(seed: int) -> None:
     """One of the newest or all are deleted while engines serve them, restart, or are away; the service restarts too."""
     chance = random.Random(seed)
-    world = World(seed, strategy=list(StrategyName)[seed % 3], vllm=some_engines(chance))
-    story = Story(world)
-    try:
+    with closing(World(seed, strategy=list(StrategyName)[seed % 3], vllm=some_engines(chance))) as world:
+        story = Story(world)
         for _ in range(chance.randint(1, 4)):
             story.publish(Make.GOOD, announce=True, seconds=5.0)
         if chance.random() < 0.5:
@@ -147,8 +144,6 @@ def test_a_run_says_that_its_newest_version_is_lost_and_what_is_left(seed: int) 
         story.time_passes(seconds=40.0)
         assert world.standing is Standing.CURRENT
         world.heal()
-    finally:
-        world.close()
 
 
 @pytest.mark.points
@@ -158,8 +153,7 @@ def test_what_a_wait_calls_served_was_served_also_where_the_root_is_emptied(seed
     under a journal that is kept; the engines restart or go on, and it could ask the service for its last step or not.
     """
     chance = random.Random(seed)
-    world = World(seed, strategy=list(StrategyName)[seed % 3], waits=True, vllm=some_engines(chance))
-    try:
+    with closing(World(seed, strategy=list(StrategyName)[seed % 3], waits=True, vllm=some_engines(chance))) as world:
         for _ in range(4):
             for _ in range(chance.randint(2, 5)):
                 world.publish(Make.GOOD, announce=True)
@@ -170,8 +164,6 @@ def test_what_a_wait_calls_served_was_served_also_where_the_root_is_emptied(seed
                 world.start_engine(chance.choice("ab"))
         world.publish(Make.GOOD, announce=True)
         world.heal()
-    finally:
-        world.close()
 
 
 @pytest.mark.points
@@ -179,8 +171,7 @@ def test_what_a_wait_calls_served_was_served_also_where_the_root_is_emptied(seed
 def test_engines_that_restart_in_a_pause_of_updates_are_brought_back_to_what_the_others_serve(seed: int) -> None:
     """Whether that is full or a delta, and whether they have the plugin; and to what came meanwhile when it is over."""
     chance = random.Random(seed)
-    world = World(seed, strategy=list(StrategyName)[seed % 3], vllm=some_engines(chance))
-    try:
+    with closing(World(seed, strategy=list(StrategyName)[seed % 3], vllm=some_engines(chance))) as world:
         world.publish(Make.GOOD, announce=True, then=5.0)
         for _ in range(4):
             for _ in range(chance.randint(0, 3)):
@@ -198,8 +189,6 @@ def test_engines_that_restart_in_a_pause_of_updates_are_brought_back_to_what_the
             world.pause_updates(paused=False)
             world.wait(10.0)
         world.heal()
-    finally:
-        world.close()
 
 
 @pytest.mark.points
@@ -209,8 +198,7 @@ def test_versions_in_memory_alone_are_held_until_no_engine_has_them_and_then_one
 ) -> None:
     """By a restart of the engines, one by one or all, or by a rollback; the trainer dies, and the service as well."""
     chance = random.Random(seed)
-    world = World(seed, vllm=some_engines(chance), plugged=True)
-    try:
+    with closing(World(seed, vllm=some_engines(chance), plugged=True)) as world:
         world.publish(Make.GOOD, announce=True, then=5.0)
         for _ in range(chance.randint(1, 3)):
             world.hand_over(files=False)
@@ -233,8 +221,6 @@ def test_versions_in_memory_alone_are_held_until_no_engine_has_them_and_then_one
         world.wait(30.0)
         assert not world.target_is_in_memory
         world.heal()
-    finally:
-        world.close()
 
 
 @pytest.mark.points
@@ -245,8 +231,7 @@ def test_what_is_sent_is_served_where_all_of_it_has_arrived_and_no_engine_is_pau
 ) -> None:
     """Over a process group. Else the engines serve what they had, and then the files."""
     chance = random.Random(seed)
-    world = World(seed, vllm=some_engines(chance), plugged=True)
-    try:
+    with closing(World(seed, vllm=some_engines(chance), plugged=True)) as world:
         world.publish(Make.GOOD, announce=True, then=5.0)
         engines = [world.servers[name] for name in "ab"]
         before = [engine.tensors for engine in engines]
@@ -262,8 +247,6 @@ def test_what_is_sent_is_served_where_all_of_it_has_arrived_and_no_engine_is_pau
         world.wait(30.0)
         assert all(engine.tensors != had for engine, had in zip(engines, before, strict=True))
         world.heal()
-    finally:
-        world.close()
 
 
 @pytest.mark.points
@@ -271,8 +254,7 @@ def test_what_is_sent_is_served_where_all_of_it_has_arrived_and_no_engine_is_pau
 def test_another_writer_that_never_stops_is_not_answered_for_ever_and_is_always_seen(seed: int) -> None:
     """While what it has loaded is served the run is not CURRENT for longer than it takes to look."""
     chance = random.Random(seed)
-    world = World(seed, strategy=list(StrategyName)[seed % 3], vllm=some_engines(chance))
-    try:
+    with closing(World(seed, strategy=list(StrategyName)[seed % 3], vllm=some_engines(chance))) as world:
         world.publish(Make.GOOD, announce=True, then=10.0)
         server = world.servers["a"]
         orders, writes = server.orders, 40
@@ -288,8 +270,6 @@ def test_another_writer_that_never_stops_is_not_answered_for_ever_and_is_always_
         assert not server.foreign
         assert server.label != "default", "11: it was restarted, and is not brought to the target"
         world.heal()
-    finally:
-        world.close()
 
 
 @pytest.mark.points
@@ -300,8 +280,7 @@ def test_one_seed_reproduces_a_run(seed: int) -> None:
 
 def story(seed: int) -> list[str]:
     chance = random.Random(seed)
-    world = World(seed, strategy=list(StrategyName)[seed % 3], vllm=some_engines(chance))
-    try:
+    with closing(World(seed, strategy=list(StrategyName)[seed % 3], vllm=some_engines(chance))) as world:
         for _ in range(20):
             if chance.random() < 0.5:
                 world.publish(chance.choice([Make.GOOD, Make.GOOD, *WRITTEN]), announce=chance.random() < 0.5)
@@ -314,5 +293,3 @@ def story(seed: int) -> list[str]:
                 world.start()
         world.heal()
         return world.trace
-    finally:
-        world.close()

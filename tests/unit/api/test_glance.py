@@ -21,12 +21,6 @@ def seen(engines: list[EngineRecord], **fields: Any) -> RunFacts:
     return RunFacts(run="run", engines=engines, **({"strategy": Strategy()} | defaults | fields))
 
 
-def test_all_on_the_newest_is_one_sentence_and_no_reason() -> None:
-    found = glance(seen(HERE))
-    assert (found.standing, found.headline) == (Standing.CURRENT, "All 2 engines serve step 2, the newest.")
-    assert found.reasons == []
-
-
 @pytest.mark.parametrize(
     ("state", "standing"),
     [

@@ -35,15 +35,6 @@ def test_an_empty_token_is_refused_unless_a_file_has_it(monkeypatch: pytest.Monk
         Settings(root=tmp_path, token_file=tmp_path / "token")
 
 
-def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("REFITD_ROOT", str(tmp_path))
-    monkeypatch.setenv("REFITD_ENGINES", "http://a:1, http://b:2")
-    monkeypatch.setenv("REFITD_DISK_BUDGET", "1.5TiB")
-    settings = Settings()  # pyright: ignore[reportCallIssue]
-    assert settings.engines == ["http://a:1", "http://b:2"]
-    assert settings.disk_budget == int(1.5 * 2**40)
-
-
 @pytest.mark.parametrize(
     ("size", "expected"),
     [("200GB", 200 * 10**9), ("1 GiB", 2**30), ("17B", 17), ("2kb", 2000), ("1048576", 2**20), ("0", 0)],

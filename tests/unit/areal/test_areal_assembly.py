@@ -34,12 +34,6 @@ def test_the_calls_of_all_engines_are_one_bucket() -> None:
     assert [update.announced(*call, kept=True) for call in calls] == [(1, True), (1, False), (2, True), (2, False)]
 
 
-def test_all_buckets_together_are_the_version() -> None:
-    update = earlier()
-    arrived(update, bucket("c"), bucket("b", "a"))  # in whichever buckets they come
-    assert update.whole() == dict.fromkeys("cba", ("BF16", (2, 3)))
-
-
 @pytest.mark.parametrize(
     ("keys", "named"),
     [

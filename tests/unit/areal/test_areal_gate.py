@@ -14,12 +14,6 @@ async def passed(gate: PauseGate) -> None:
         pass
 
 
-async def test_a_trainer_that_dies_in_its_pause_leaves_none_paused() -> None:
-    gate = PauseGate("http://a:1", lambda: False, AT_ONCE)
-    gate.close()
-    await asyncio.wait_for(passed(gate), 10)
-
-
 async def test_a_pause_lasts_as_long_as_an_update_is_under_way() -> None:
     asked: list[bool] = []
 

@@ -52,14 +52,6 @@ async def test_the_old_layout_s_one_folder_is_published_at_each_update(place: Pl
     assert place.versions == ["v000001", "v000002"]
 
 
-async def test_a_notice_that_is_refused_is_the_cause_that_areal_hears_each_time(place: Place) -> None:
-    folder = write_model(place.weights / "weight_update_v3")
-    said = [await place.updates.serve(folder) for _ in range(2)]
-    assert said[0] == said[1]
-    assert "401" in (said[0] or "")
-    assert place.versions == ["v000003"]
-
-
 async def test_an_update_and_a_failure_are_one_line_of_the_log_for_all_engines_together(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,27 +117,6 @@ def test_what_would_go_is_said_without_deleting_or_retiring(bucket: ScriptedBuck
     assert pointer_of(bucket) == pointer
 
 
-def test_fewer_versions_are_kept_where_that_is_asked_for_and_the_newest_always(
-    bucket: ScriptedBucket, run: BucketRun
-) -> None:
-    assert collected(bucket, 1) == BucketCollection(retired=(V2,), waiting=(V1,))
-    assert counted(bucket) == [V3]
-    assert of_version(bucket, 2), "followers that pull it have ten minutes"
-    bucket.later = LEASE_SECONDS + 1
-    assert set(collected(bucket, 1).deleted) == {V1, V2}
-    require_whole(bucket)
-
-
-def test_a_publisher_that_is_alive_goes_on_from_where_a_collection_has_moved_its_pointer(
-    bucket: ScriptedBucket, run: BucketRun, tmp_path: Path
-) -> None:
-    bucket.later = LEASE_SECONDS + 1
-    assert collected(bucket.sibling()).deleted == (V1,)
-    publish_folder(bucket, publish(tmp_path, RUN, 4, tensors(4)), run=run)
-    assert counted(bucket) == [V4, V3]
-    assert V1 not in {retired.id for retired in pointer_of(bucket).retired}
-
-
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_collection_in_the_middle_of_a_publication_takes_nothing_from_either(
     bucket: ScriptedBucket, run: BucketRun, tmp_path: Path, when: str
@@ -369,16 +348,6 @@ def test_a_version_whose_manifest_is_not_the_published_one_stays(
     assert done.deleted == ()
     assert "manifest" in done.kept[V1]
     assert of_version(bucket, 1) == before
-
-
-def test_an_upload_that_may_still_count_stays(bucket: ScriptedBucket, run: BucketRun, tmp_path: Path) -> None:
-    bucket.before = nth(2, KilledError(), ("write",))
-    with pytest.raises(KilledError):
-        publish_folder(bucket, publish(tmp_path, RUN, 4, tensors(4)), run=run)
-    bucket.later = 10 * UPLOAD_SECONDS
-    before = of_version(bucket, 4)
-    collected_by(run)
-    assert before <= of_version(bucket, 4)  # writes that were under way at the kill may arrive later
 
 
 def test_a_publisher_that_has_lost_the_run_collects_nothing(

@@ -26,16 +26,6 @@ def folder_of(root: Path, step: int) -> Path:
     return publish(root, RUN, step, tensors(step))
 
 
-def test_a_published_version_counts_with_all_its_files(tmp_path: Path) -> None:
-    bucket, folder = ScriptedBucket(), folder_of(tmp_path, 1)
-    publish_folder(bucket, folder)
-    assert counted(bucket) == [V1]
-    prefix = version_prefix(RUN, Order(1, 1))
-    names = {path.name for path in folder.iterdir()}
-    assert {key.removeprefix(prefix) for key in keys(bucket) if key.startswith(prefix)} == names | {"upload.json"}
-    assert asyncio.run(list_runs(bucket)) == (RUN,)
-
-
 def test_publishing_lists_nothing(tmp_path: Path) -> None:
     bucket = ScriptedBucket()
     run = publish_folder(bucket, folder_of(tmp_path, 1))

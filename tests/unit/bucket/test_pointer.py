@@ -8,13 +8,11 @@ from refitd_client.bucket.pointer import (
     LEASE_SECONDS,
     MAX_LEASE_SECONDS,
     UPLOAD_SECONDS,
-    BucketLease,
     BucketVersion,
     FollowerNote,
     Pointer,
     PointerRefusedError,
     advanced,
-    collectable,
     is_dead,
     kept,
     lease_of,
@@ -55,22 +53,6 @@ def ids(made: Pointer) -> list[str]:
     return [each.id for each in made.versions]
 
 
-def test_the_newest_versions_are_kept_and_the_others_retired_at_the_stores_time() -> None:
-    made = pointer(version(1), version(2), version(3))
-    assert ids(made) == [id_of(3), id_of(2)]
-    assert [(each.id, each.at) for each in made.retired] == [(id_of(1), 2.0)]
-
-
-def test_a_kept_delta_keeps_its_chain_down_to_the_full_version() -> None:
-    made = pointer(version(1), version(2, 1), version(3, 2), version(4, 3), keep=1)
-    assert ids(made) == [id_of(4), id_of(3), id_of(2), id_of(1)]
-    assert made.retired == ()
-
-
-def test_a_pinned_version_is_kept() -> None:
-    assert ids(pointer(version(1, pinned=True), version(2), version(3), keep=1)) == [id_of(3), id_of(1)]
-
-
 def test_the_newest_version_that_is_not_barred_is_the_target_and_kept() -> None:
     made = pointer(version(1), version(2, barred=True), version(3, barred=True), keep=1)
     assert made.target == id_of(1)
@@ -96,35 +78,9 @@ def test_the_newest_version_stays_though_it_is_barred_so_that_nothing_older_come
         advanced(made, version(3), writer="a", keep=1, now=9.0)
 
 
-@pytest.mark.parametrize("step", [1, 2])
-def test_a_version_that_is_not_newer_does_not_count(step: int) -> None:
-    with pytest.raises(PointerRefusedError, match="not newer"):
-        advanced(pointer(version(1), version(2)), version(step), writer="b", keep=2, now=9.0)
-
-
 def test_a_delta_whose_base_does_not_count_does_not_count() -> None:
     with pytest.raises(PointerRefusedError, match="does not count any more"):
         advanced(pointer(version(1), version(2), version(3)), version(4, 1), writer="a", keep=2, now=9.0)
-
-
-def test_a_retired_version_rests_before_it_is_collected() -> None:
-    made = pointer(version(1), version(2), version(3))
-    assert collectable(made, [], 2.0 + LEASE_SECONDS - 1) == ()
-    assert [each.id for each in collectable(made, [], 2.0 + LEASE_SECONDS)] == [id_of(1)]
-
-
-def test_a_version_that_a_follower_pulls_is_not_collected_until_its_lease_ends() -> None:
-    made = pointer(version(1), version(2), version(3))
-    lease = lease_of(note(id_of(1)), 1000.0)
-    assert collectable(made, [lease], 1000.0 + LEASE_SECONDS - 1) == ()
-    assert collectable(made, [lease], 1000.0 + LEASE_SECONDS) == made.retired
-
-
-def test_a_note_that_cannot_be_read_leases_every_version_for_the_longest_time() -> None:
-    made = pointer(version(1), version(2), version(3))
-    lease = lease_of(b"{", 1000.0)
-    assert lease == BucketLease(versions=None, ends=1000.0 + MAX_LEASE_SECONDS)
-    assert collectable(made, [lease], 1001.0) == ()
 
 
 def test_a_note_cannot_lease_for_ever() -> None:
@@ -148,11 +104,6 @@ def test_an_upload_is_dead_when_the_pointer_has_gone_past_it_and_its_time_is_ove
 
 def test_a_retired_version_is_no_dead_upload() -> None:
     assert not is_dead(Order(1, 1), pointer(version(1), version(2), keep=1), UPLOAD_SECONDS)
-
-
-def test_a_pointer_is_what_was_written() -> None:
-    made = pointer(version(1), version(2, 1), version(3))
-    assert parse_pointer(made.to_json(), RUN) == made
 
 
 @pytest.mark.parametrize(

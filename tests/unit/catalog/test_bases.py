@@ -73,18 +73,6 @@ async def test_what_many_deltas_stand_on_is_parsed_once(
     assert files.parsed == ["v000001", "v000002"]
 
 
-@pytest.mark.parametrize("changed", [0, 1])
-async def test_a_base_whose_files_change_after_it_was_remembered_is_none_until_they_are_read_again(
-    tmp_path: Path, bases: Bases, records: list[VersionRecord], changed: int
-) -> None:
-    assert isinstance(await of(bases, records[2]), Base)
-    os.utime(tmp_path / records[changed].path / "refit.json", ns=(1, 1))
-    found = await of(bases, records[2])
-    assert isinstance(found, NoBase)
-    assert not found.final
-    assert found.reason.startswith(f"the files of {records[changed].id} have changed since they were checked")
-
-
 async def test_a_base_that_goes_after_it_was_remembered_cannot_be_read(
     tmp_path: Path, bases: Bases, records: list[VersionRecord]
 ) -> None:

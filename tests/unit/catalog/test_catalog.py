@@ -1,7 +1,6 @@
 """The catalog at work: real files, a real journal, a base model to hold checkpoints against."""
 
 import asyncio
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,36 +13,6 @@ from refitd_client.contract.wire import Notice
 from refitd_client.validation.validate import Evidence, Structure
 from support.catalogs import watching
 from support.checkpoints import publish, tensors, write_model, write_shards
-
-
-async def test_a_version_with_a_manifest_is_found_and_sealed(tmp_path: Path) -> None:
-    async with watching(tmp_path) as stage:
-        publish(stage.root, "run", 1, tensors(1))
-        found = await stage.verdict("run~v000001", VersionState.SEALED)
-        assert found.files.owned
-        assert (found.digest or "").startswith("xxh3:")
-
-
-async def test_a_checkpoint_without_manifest_is_sealed_when_it_has_settled(tmp_path: Path) -> None:
-    async with watching(tmp_path) as stage:
-        write_shards(stage.root / "run/v000001", tensors(1))
-        found = await stage.verdict("run~v000001", VersionState.SEALED)
-        assert not found.files.owned
-
-
-async def test_a_version_that_is_taken_away_is_lost(tmp_path: Path) -> None:
-    async with watching(tmp_path) as stage:
-        folder = publish(stage.root, "run", 1, tensors(1))
-        await stage.verdict("run~v000001", VersionState.SEALED)
-        shutil.rmtree(folder)
-        await stage.verdict("run~v000001", VersionState.LOST)
-
-
-async def test_without_an_engine_or_a_base_model_a_version_waits_and_says_for_what(tmp_path: Path) -> None:
-    async with watching(tmp_path, base=False) as stage:
-        publish(stage.root, "run", 1, tensors(1))
-        found = await stage.verdict("run~v000001", VersionState.UNKNOWN)
-        assert "--base-model" in (found.reason or "")
 
 
 async def test_a_notice_announces_a_directory_with_a_name_of_its_own(tmp_path: Path) -> None:

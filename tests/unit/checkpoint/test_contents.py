@@ -42,18 +42,6 @@ def values(dtype: str, patterns: np.ndarray) -> Spec:
     return dtype, patterns.shape, patterns.tobytes()
 
 
-def test_digests_are_those_of_whole_files(tmp_path: Path) -> None:
-    big, small = safetensors({"w": bf16(1000, 2500)}), safetensors({"w": bf16(3)})
-    write(tmp_path, big=big, small=small)
-    assert len(big) > 2 * contents.CHUNK_BYTES
-    found = read(tmp_path)
-    assert found.digests == {
-        "big.safetensors": f"xxh3:{xxhash.xxh3_128_hexdigest(big)}",
-        "small.safetensors": f"xxh3:{xxhash.xxh3_128_hexdigest(small)}",
-    }
-    assert found.non_finite == ()
-
-
 def test_files_that_are_no_weights_are_only_hashed(tmp_path: Path) -> None:
     write(tmp_path)
     (tmp_path / "v" / "config.json").write_bytes(b"\xff" * 100)
@@ -99,16 +87,6 @@ def test_a_complex_element_counts_from_its_first_half(tmp_path: Path) -> None:
     assert read(tmp_path).non_finite == (NonFinite("a.safetensors", "w", 2, 1),)
 
 
-def test_the_tensor_is_named_among_its_neighbours(tmp_path: Path) -> None:
-    tensors = {f"t{number}": bf16(3) for number in range(10)}
-    array = np.array([0, 0x7FC0, 0xFF80], "<u2")
-    write(tmp_path, a=safetensors(tensors | {"t7": values("BF16", array)}), b=safetensors({"x": bf16(1, value=0x7F80)}))
-    assert read(tmp_path).non_finite == (
-        NonFinite("a.safetensors", "t7", 1, 2),
-        NonFinite("b.safetensors", "x", 0, 1),
-    )
-
-
 @pytest.mark.parametrize("block", [2**24, 96, 7])
 def test_values_across_a_border_of_chunks_or_blocks_are_not_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
@@ -126,18 +104,6 @@ def test_values_across_a_border_of_chunks_or_blocks_are_not_cut(
         assert found.non_finite == (NonFinite("a.safetensors", "w", place, 1),)
         blocks = [data[at : at + block] for at in range(0, len(data), block)]
         assert found.digests["a.safetensors"] == joined([xxhash.xxh3_128_digest(each) for each in blocks])
-
-
-def test_finds_of_many_blocks_are_those_of_one_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contents, "CHUNK_BYTES", 64)
-    monkeypatch.setattr(contents, "BLOCK", 100)
-    array = np.zeros(5000, "<u2")
-    array[[4000, 17, 2500]] = 0x7F80
-    write(tmp_path, a=safetensors({"first": bf16(3), "w": values("BF16", array), "x": bf16(1, value=0xFFC0)}))
-    assert read(tmp_path).non_finite == (
-        NonFinite("a.safetensors", "w", 17, 3),
-        NonFinite("a.safetensors", "x", 0, 1),
-    )
 
 
 def test_a_thread_reads_all_its_blocks_into_the_same_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

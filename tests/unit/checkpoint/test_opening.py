@@ -38,10 +38,6 @@ def signature(root: Path) -> str:
         return folder.signature(folder.list())
 
 
-def test_a_plain_file_opens(root: Path) -> None:
-    assert read(root) == b"weights"
-
-
 @pytest.mark.parametrize(
     "path", ["", "/etc", "../root/exp", "exp/../exp/v000001", "exp//v000001", "./exp", "exp/", "a\0"]
 )
@@ -63,11 +59,6 @@ def test_a_link_among_the_folders_is_refused(root: Path, tmp_path: Path) -> None
 def test_the_root_itself_may_be_a_link(root: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(root)
     assert read(tmp_path / "link") == b"weights"
-
-
-def test_a_folder_that_is_gone_is_not_found(root: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        Folder(root, "exp/v000009")
 
 
 def test_a_link_in_place_of_a_shard_is_refused(root: Path, version: Path) -> None:

@@ -189,11 +189,6 @@ def test_a_header_that_the_service_would_not_read_is_not_published(publisher: We
     _refused(publisher, tmp_path, "damaged or no safetensors file")
 
 
-def test_an_index_without_its_shard_is_refused(publisher: WeightPublisher, saved: Path) -> None:
-    (saved / "model-00002-of-00002.safetensors").unlink()
-    _refused(publisher, saved, "save all of it again")
-
-
 @pytest.mark.parametrize(
     "weight_map",
     [

@@ -94,14 +94,6 @@ def test_the_exit_code_is_the_services(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert refitd("serve", "--root", str(tmp_path)).exit_code == 1
 
 
-def test_what_is_wrong_is_named_by_flag_and_variable(started: list[Settings]) -> None:
-    result = refitd("serve", "--root", "/x", "--port", "high", "--disk-budget", "5XB")
-    assert result.exit_code == 2
-    assert "--port (REFITD_PORT)" in result.stderr
-    assert "--disk-budget (REFITD_DISK_BUDGET): '5XB' is not a size" in result.stderr
-    assert not started
-
-
 def test_a_rule_over_several_settings_is_told_as_it_is(started: list[Settings]) -> None:
     result = refitd("serve", "--root", "/x", "--host", "0.0.0.0")  # noqa: S104 - that is what is refused
     assert result.exit_code == 2

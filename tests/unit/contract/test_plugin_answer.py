@@ -16,21 +16,6 @@ SERVED = Answer(
 )
 
 
-def test_an_answer_is_found_in_what_sglang_makes_of_it() -> None:
-    message = f"{SERVED.message} Weight version updated to 7."
-    assert answers_in(message) == [SERVED]
-    assert message.startswith("Succeeded to update model weights.")
-
-
-def test_each_data_parallel_rank_has_its_own() -> None:
-    refused = Answer(outcome=UpdateOutcome.REFUSED, reason="torn", plugin="0.1.0")
-    assert answers_in(f"{SERVED.message} | {refused.message}") == [SERVED, refused]
-
-
-def test_a_stock_server_gives_none() -> None:
-    assert answers_in("Succeeded to update model weights. Weight version updated to 7.") == []
-
-
 @given(st.text(), st.sampled_from(UpdateOutcome))
 def test_whatever_a_reason_quotes_the_answer_is_the_same(reason: str, outcome: UpdateOutcome) -> None:
     answer = Answer(outcome=outcome, reason=reason)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from refitd_client.contract import manifest
-from refitd_client.delta import Change, Delta, DeltaRefusedError, encode, parse_delta, read_delta, reader, union
+from refitd_client.delta import Change, Delta, DeltaRefusedError, encode, parse_delta, reader, union
 from refitd_client.fingerprint import width_of
 
 BASE, VERSION = "exp~trial~v000122", "exp~trial~v000123"
@@ -50,16 +50,6 @@ EXAMPLE = delta(
     long=change((9,), [8], "I64", 3),
     pairs=change((2, 4), [0, 3], "F4", 4),
 )
-
-
-def test_what_was_written_is_read(tmp_path: Path) -> None:
-    """Of every width, from bytes and from a file."""
-    encoded = encode(EXAMPLE)
-    data = encoded.to_bytes()
-    assert len(data) == encoded.size
-    assert same(parse_delta(data), EXAMPLE)
-    (tmp_path / "weights.refit-delta").write_bytes(data)
-    assert same(read_delta(tmp_path / "weights.refit-delta"), EXAMPLE)
 
 
 def test_what_lies_together_is_written_together() -> None:

@@ -3,8 +3,8 @@
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import aclosing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -60,13 +60,8 @@ def sglang(root: Path) -> Iterator[PluggedMini]:
         yield engine
 
 
-@asynccontextmanager
-async def speaking_to(sglang: PluggedMini, root: Path, owner: Owner | None) -> AsyncIterator[ServerEngine]:
-    engine = sglang_engine(sglang.url, root=root, leads=None if owner is None else Leads(owner=owner))
-    try:
-        yield engine
-    finally:
-        await engine.aclose()
+def speaking_to(sglang: PluggedMini, root: Path, owner: Owner | None) -> aclosing[ServerEngine]:
+    return aclosing(sglang_engine(sglang.url, root=root, leads=None if owner is None else Leads(owner=owner)))
 
 
 async def probed(engine: ServerEngine) -> Reached:

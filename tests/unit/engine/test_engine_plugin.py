@@ -4,8 +4,8 @@ import asyncio
 import os
 import shutil
 import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import aclosing
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -37,13 +37,8 @@ def sglang(root: Path) -> Iterator[PluggedMini]:
         yield engine
 
 
-@asynccontextmanager
-async def speaking_to(sglang: PluggedMini, root: Path | None, **options: Any) -> AsyncIterator[ServerEngine]:
-    engine = sglang_engine(sglang.url, root=root, **options)
-    try:
-        yield engine
-    finally:
-        await engine.aclose()
+def speaking_to(sglang: PluggedMini, root: Path | None, **options: Any) -> aclosing[ServerEngine]:
+    return aclosing(sglang_engine(sglang.url, root=root, **options))
 
 
 async def refit(engine: ServerEngine, wanted: Target) -> Refit:
@@ -224,20 +219,6 @@ async def test_what_was_made_ready_for_nothing_is_closed(root: Path, sglang: Plu
         assert prepared(sglang) == [False]
 
 
-async def test_what_a_rank_refused_before_its_verdict_is_refused_once_it_is_to_be_loaded(
-    root: Path, sglang: PluggedMini
-) -> None:
-    folder = put(root, 1)
-    shard = folder / "model.safetensors"
-    shard.write_bytes(shard.read_bytes()[:-2])
-    async with speaking_to(sglang, root) as engine:
-        await engine.probe()
-        await engine.prefetch(Coming(version="run~v000001", path="run/v000001"))
-        done = await refit(engine, target(root, 1))
-    assert (done.outcome, "torn-file" in (done.reason or "")) == (Outcome.NACK, True)
-    assert PAUSE not in sglang.changes
-
-
 async def test_a_checkpoint_that_others_wrote_is_sglangs_own_and_proved_as_ever(
     root: Path, sglang: PluggedMini
 ) -> None:
@@ -249,14 +230,6 @@ async def test_a_checkpoint_that_others_wrote_is_sglangs_own_and_proved_as_ever(
         assert prepared(sglang) == [False]  # what it looked at ahead is nothing that it loads
     assert done.outcome is Outcome.ACK
     assert "/weights_checker" in sglang.calls
-
-
-async def test_an_engine_that_is_let_go_of_keeps_nothing_that_was_made_ready(root: Path, sglang: PluggedMini) -> None:
-    put(root, 1)
-    async with speaking_to(sglang, root) as engine:
-        await engine.probe()
-        await engine.prefetch(Coming(version="run~v000001", path="run/v000001"))
-    assert prepared(sglang) == [False]
 
 
 async def test_an_offer_that_was_looked_at_is_not_looked_at_again_and_another_one_is(

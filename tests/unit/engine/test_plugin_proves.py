@@ -2,7 +2,7 @@
 its own reading would find."""
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -30,14 +30,11 @@ def sglang(root: Path, request: pytest.FixtureRequest) -> Iterator[PluggedMini]:
 
 @asynccontextmanager
 async def reached(sglang: PluggedMini, root: Path) -> AsyncIterator[ServerEngine]:
-    engine = sglang_engine(sglang.url, root=root)
-    try:
+    async with aclosing(sglang_engine(sglang.url, root=root)) as engine:
         seen = await engine.probe()
         assert isinstance(seen, Reached)
         assert seen.proves
         yield engine
-    finally:
-        await engine.aclose()
 
 
 async def test_ranks_prove_what_they_prepare_and_the_load_takes_it(root: Path, sglang: PluggedMini) -> None:

@@ -5,8 +5,7 @@ The rule behind all: nothing with unknown contents is resumed, and nothing with 
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
@@ -17,7 +16,7 @@ from refitd.engine.port import Outcome, Reached, Refit, Target, Unreached
 from refitd.engine.sglang import dialect
 from refitd.engine.transaction import ServerEngine
 from support.engines import sglang_engine
-from support.scripted_server import Step, answer, hang_up, page, silence
+from support.scripted_server import Step, answer, hang_up, silence
 from support.scripted_sglang import NO_FILES, ScriptedSglang, said, scripted_sglang
 
 TARGET = Target(path="/root/v7", label="7")
@@ -27,13 +26,8 @@ FLUSH, CHECK = "/flush_cache", "/weights_checker"
 NOT_FLUSHED = "Weights were updated, but the cache was not flushed because requests are still running or queued."
 
 
-@asynccontextmanager
-async def speaking_to(sglang: ScriptedSglang, **options: Any) -> AsyncIterator[ServerEngine]:
-    engine = sglang_engine(sglang.url, **options)
-    try:
-        yield engine
-    finally:
-        await engine.aclose()
+def speaking_to(sglang: ScriptedSglang, **options: Any) -> aclosing[ServerEngine]:
+    return aclosing(sglang_engine(sglang.url, **options))
 
 
 async def refit(engine: ServerEngine, target: Target = TARGET) -> Refit:
@@ -57,23 +51,6 @@ async def test_a_good_refit_pauses_loads_verifies_and_resumes() -> None:
             "torch_empty_cache": False,
         }
     ]
-
-
-async def test_a_load_without_an_answer_is_waited_for_before_the_next_one() -> None:
-    with scripted_sglang() as sglang:
-        sglang.on(LOAD, silence)
-        async with speaking_to(sglang, load_timeout=1) as engine:
-            late = await refit(engine)
-            assert (late.outcome, late.resumed) == (Outcome.TAINTED, False)
-            sglang.on("/server_info", silence)
-            beside = await refit(engine, REPAIR)
-            assert (beside.outcome, beside.resumed) == (Outcome.UNREACHABLE, False)
-            assert "may still be running" in (beside.reason or "")
-            assert sglang.changes == [PAUSE, LOAD]
-            asked = len(sglang.calls)
-            assert (await refit(engine, REPAIR)).outcome is Outcome.ACK
-    assert sglang.calls[asked:][:2] == ["/server_info", PAUSE]
-    assert sglang.changes == [PAUSE, LOAD, PAUSE, LOAD, RESUME]
 
 
 @pytest.mark.parametrize("reply", [said(400, NO_FILES), answer(401, {}), answer(404, {"detail": "Not Found"})])
@@ -152,16 +129,6 @@ async def test_a_body_without_end_is_cut_off() -> None:
     assert f"more than {http.MAX_BODY_BYTES} bytes" in seen.reason
 
 
-@pytest.mark.parametrize("reply", [page(200), answer(200, [1]), answer(200, b"\xff\xfe"), answer(200, b"[" * 100_000)])
-async def test_what_is_no_json_object_is_no_sglang(reply: Step) -> None:
-    with scripted_sglang() as sglang:
-        sglang.on("/model_info", reply)
-        async with speaking_to(sglang) as engine:
-            seen = await engine.probe()
-    assert isinstance(seen, Unreached)
-    assert "no SGLang server" in seen.reason
-
-
 async def test_reads_carry_the_api_key_and_changes_the_admin_key() -> None:
     with scripted_sglang() as sglang:
         async with speaking_to(sglang, api_key="reads", admin_key="changes") as engine:
@@ -169,14 +136,6 @@ async def test_reads_carry_the_api_key_and_changes_the_admin_key() -> None:
     for seen in sglang.server.seen:
         expected = "Bearer reads" if seen.method == "GET" else "Bearer changes"
         assert seen.headers["authorization"] == expected
-
-
-async def test_a_server_that_dies_of_a_flush_is_paused_by_abort() -> None:
-    with scripted_sglang(version="0.5.12") as sglang:
-        async with speaking_to(sglang) as engine:
-            done = await refit(engine)
-    assert done.outcome is Outcome.ACK
-    assert sglang.bodies(PAUSE) == [{"mode": "abort"}]
 
 
 @pytest.mark.parametrize(

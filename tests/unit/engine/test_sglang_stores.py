@@ -1,7 +1,6 @@
 """A server that keeps prefixes beyond its GPU has them cleared in each update, or is not updated."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -18,13 +17,8 @@ HICACHE = {"enable_hierarchical_cache": True, "hicache_storage_backend": "file"}
 NOT_CLEARED = answer(400, CLEARED)  # what SGLang answers where it has nothing that it could clear
 
 
-@asynccontextmanager
-async def speaking_to(sglang: ScriptedSglang) -> AsyncIterator[ServerEngine]:
-    engine = sglang_engine(sglang.url)
-    try:
-        yield engine
-    finally:
-        await engine.aclose()
+def speaking_to(sglang: ScriptedSglang) -> aclosing[ServerEngine]:
+    return aclosing(sglang_engine(sglang.url))
 
 
 async def refit(engine: ServerEngine) -> Refit:

@@ -99,17 +99,6 @@ async def test_where_none_has_loaded_all_go_on_with_what_they_served() -> None:
     assert all(server.changes[-1] == RESUME for server in servers)
 
 
-async def test_a_member_that_dies_before_the_loads_costs_the_others_only_a_pause() -> None:
-    with halves("prefill", "decode") as servers:
-        async with unit_of(servers) as unit:
-            assert isinstance(await unit.probe(), Reached)
-            servers[0].on(PAUSE, hang_up)
-            done = await refit(unit)
-    assert (done.outcome, done.resumed) == (Outcome.UNREACHABLE, True)
-    assert LOAD not in servers[1].calls
-    assert servers[1].changes[-1] == RESUME
-
-
 async def test_a_member_that_dies_in_its_load_leaves_the_unit_paused() -> None:
     with halves("prefill", "decode") as servers:
         servers[0].on(LOAD, hang_up)

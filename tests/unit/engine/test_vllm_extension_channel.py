@@ -1,8 +1,8 @@
 """A vLLM that was started with refitd's extension class alone: the service has the extension open its channel."""
 
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import aclosing
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,8 @@ HELLO: dict[str, Any] = {
 }  # fmt: skip
 
 
-@asynccontextmanager
-async def speaking_to(vllm: ScriptedVllm, root: Path, **options: Any) -> AsyncIterator[ServerEngine]:
-    engine = vllm_engine(vllm.url, **({"root": root, "leads": LEADS} | options))
-    try:
-        yield engine
-    finally:
-        await engine.aclose()
+def speaking_to(vllm: ScriptedVllm, root: Path, **options: Any) -> aclosing[ServerEngine]:
+    return aclosing(vllm_engine(vllm.url, **({"root": root, "leads": LEADS} | options)))
 
 
 def opens(vllm: ScriptedVllm) -> Step:

@@ -5,7 +5,7 @@ serves afterwards is of other weights than its label says.
 import asyncio
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from http.server import BaseHTTPRequestHandler
 
 import pytest
@@ -28,12 +28,9 @@ in_each_mode = pytest.mark.parametrize("mode", MODES)
 
 @asynccontextmanager
 async def speaking_to(vllm: ScriptedVllm, mode: str = "keep") -> AsyncIterator[ServerEngine]:
-    engine = vllm_engine(vllm.url, pause_mode=mode)
-    await engine.probe()
-    try:
+    async with aclosing(vllm_engine(vllm.url, pause_mode=mode)) as engine:
+        await engine.probe()
         yield engine
-    finally:
-        await engine.aclose()
 
 
 async def refit(engine: ServerEngine, target: Target = TARGET) -> Refit:

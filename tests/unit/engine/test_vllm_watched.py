@@ -6,7 +6,7 @@ Each test would otherwise last ten minutes, the time that a load may take.
 import asyncio
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
@@ -32,12 +32,9 @@ def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def speaking_to(vllm: ScriptedVllm, pause_mode: str = "auto") -> AsyncIterator[ServerEngine]:
-    engine = vllm_engine(vllm.url, pause_mode=pause_mode)
-    await engine.probe()
-    try:
+    async with aclosing(vllm_engine(vllm.url, pause_mode=pause_mode)) as engine:
+        await engine.probe()
         yield engine
-    finally:
-        await engine.aclose()
 
 
 def dies(vllm: ScriptedVllm) -> Step:

@@ -21,12 +21,6 @@ def test_an_allocation_may_name_vllm(allocation: str, transport: str) -> None:
     assert made.environment["engine"]["VLLM_SERVER_DEV_MODE"] == "1"
 
 
-def test_a_hand_over_is_chosen_where_trainer_and_vllm_share_a_gpu_and_refitd_is_inside() -> None:
-    assert plan("vllm:d1|fsdp:d1", gpus_per_node=1, plugin=True).transport == "handover"
-    ways = {way.transport: way for way in plan("vllm:d1|fsdp:d1", gpus_per_node=1, plugin=False).ways}
-    assert "docs/plugin.md" in (ways["handover"].hinders or "")
-
-
 def test_what_stock_servers_cost_is_said_where_refitd_is_not_inside() -> None:
     stock = plan("vllm:d1+fsdp:d1", gpus_per_node=2, plugin=False).advice
     assert any("several ranks is not updated" in line for line in stock)

@@ -129,10 +129,6 @@ def test_of_a_run_that_is_closed_a_version_without_a_verdict_stays_while_it_is_n
     ]
 
 
-def test_every_nth_step_stays() -> None:
-    assert kept_steps(decide([version(step) for step in range(1, 13)], KeepRules(last=1, every=5))) == [5, 10, 12]
-
-
 @pytest.mark.parametrize("state", OPEN)
 def test_a_version_without_a_verdict_is_never_deleted(state: VersionState) -> None:
     versions = [version(1, state, bytes=1000), *(version(step) for step in range(2, 9))]
@@ -204,12 +200,6 @@ def test_evidence_stays_for_a_day(state: VersionState) -> None:
     verdict = decide([bad, version(2)], ages={bad.id: DAY})[0]
     assert not verdict.keep
     assert verdict.reasons == (f"{state} more than 24 h ago, and it is not needed",)
-
-
-def test_a_retired_version_goes() -> None:
-    verdict, _ = decide([version(1, RETIRED), version(2)])
-    assert not verdict.keep
-    assert verdict.reasons == ("RETIRED: it is not needed",)
 
 
 def test_after_a_restart_of_the_trainer_later_steps_of_the_old_generation_count_as_old() -> None:
@@ -348,12 +338,6 @@ def test_evidence_is_promised_no_time_that_a_disk_budget_may_cut_short() -> None
         "it is evidence of why it was REJECTED, and stays for another 24 h unless the disk budget wants it",
     )
     assert decide(versions)[0].reasons == ("it is evidence of why it was REJECTED, and stays for another 24 h",)
-
-
-def test_the_budget_never_takes_what_is_leased_or_pinned() -> None:
-    versions = [version(1), version(2, pinned=True), version(3), version(4)]
-    leases = {versions[0].id: lease(LeaseKind.LAST_GOOD)}
-    assert kept_steps(decide(versions, KeepRules(last=4, disk_budget=0), leases=leases)) == [1, 2, 4]
 
 
 @pytest.mark.parametrize("name", ["exp~v000001", "v000001"])

@@ -52,13 +52,6 @@ async def test_the_manifest_s_metadata_comes_with_a_version_that_nobody_announce
         assert (await stage.http.get(f"/v1/versions/{ID}")).json()["metadata"] == {"loss": "1"}
 
 
-async def test_a_notice_s_metadata_wins_over_the_manifest_s(tmp_path: Path) -> None:
-    async with serving(tmp_path, scan_interval=60) as stage:
-        publish_saying(stage, {"loss": "1", "lr": "3"})
-        await announce(stage, loss="2")
-        await stage.until(ID, lambda record: record.announced.metadata == {"loss": "2", "lr": "3"})
-
-
 async def test_a_notice_adds_to_the_metadata_of_a_version_that_is_sealed_and_changes_nothing_else(
     tmp_path: Path,
 ) -> None:

@@ -17,11 +17,6 @@ def reached(path: str = "/root/run/v000007", label: str = "7", startup: str | No
     )
 
 
-def test_an_engine_that_serves_what_is_recorded_is_in_sync() -> None:
-    after = after_probe(engine(state=EngineState.PROBING, serving="v7"), reached(), SERVES_7, "v7", NOW)
-    assert (after.state, after.serving) == (EngineState.IN_SYNC, "v7")
-
-
 def test_an_engine_that_tells_its_label_alone_serves_what_the_label_belongs_to() -> None:
     after = after_probe(engine(serving="v7"), reached(path=UNNAMED), SERVES_7, "v7", NOW)
     assert (after.state, after.serving, after.contents.model_path) == (EngineState.IN_SYNC, "v7", SERVES_7.path)

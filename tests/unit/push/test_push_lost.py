@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,12 +28,9 @@ def id_of(step: int) -> str:
 @contextmanager
 def opened(folder: Path) -> Generator[Store]:
     """A process of the hub, which knows what the journal has of the one before."""
-    journal = Journal(folder / "state")
-    try:
+    with closing(Journal(folder / "state")) as journal:
         yield Store(journal, SystemClock())
         asyncio.run(written(journal))
-    finally:
-        journal.close()
 
 
 async def written(journal: Journal) -> None:

@@ -34,15 +34,6 @@ def read_engines(connection: sa.Connection) -> list[EngineRecord]:
     return rows.read_records(connection, EngineRecord)
 
 
-async def test_what_is_durable_is_read_back_by_the_next_process(place: Place) -> None:
-    async with written(place()) as journal:
-        journal.append(rows.put(version(1)), rows.put(engine(serving="v1")))
-        await journal.durable()
-    async with written(place()) as journal:
-        assert journal.read(rows.read_versions) == [version(1)]
-        assert journal.read(read_engines) == [engine(serving="v1")]
-
-
 async def test_a_journal_is_for_its_owner_alone_also_in_a_folder_that_everybody_may_look_into(tmp_path: Path) -> None:
     """Addresses of servers and what went wrong with them are in it."""
     before = os.umask(0)

@@ -4,6 +4,7 @@ import asyncio
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import closing
 
 import psycopg
 import pytest
@@ -53,8 +54,7 @@ def session_of_lead(database: PostgresAddress) -> int:
 
 def test_of_two_services_one_leads_and_each_takeover_has_a_higher_number(led: Take, database: PostgresAddress) -> None:
     first = led()
-    other = Candidate(database, "http://other:8700", 60.0)
-    try:
+    with closing(Candidate(database, "http://other:8700", 60.0)) as other:
         assert other.try_to_lead() is None
         seen = other.leader()
         assert seen is not None
@@ -65,16 +65,13 @@ def test_of_two_services_one_leads_and_each_takeover_has_a_higher_number(led: Ta
         assert (second.epoch, second.service) == (2, first.service)
         assert second.acts_at <= monotonic(), "the one before it has given the lead back"
         second.release()
-    finally:
-        other.close()
 
 
 def test_a_lock_that_came_after_the_database_hung_is_given_back_and_taken_anew(
     database: PostgresAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    candidate = Candidate(database, "http://hub:8700", 6.0)
-    times = iter([0.0, 3.0])
-    try:
+    with closing(Candidate(database, "http://hub:8700", 6.0)) as candidate:
+        times = iter([0.0, 3.0])
         monkeypatch.setattr(leadership, "monotonic", lambda: next(times))
         assert candidate.try_to_lead() is None
         monkeypatch.undo()
@@ -82,8 +79,6 @@ def test_a_lock_that_came_after_the_database_hung_is_given_back_and_taken_anew(
         assert lead is not None, "what it gave back is free"
         assert lead.why_not() is None
         lead.release()
-    finally:
-        candidate.close()
 
 
 def test_a_leader_whose_session_ends_knows_it_and_the_next_waits_until_its_lead_is_over_for_sure(

@@ -78,15 +78,6 @@ async def test_what_an_engine_took_is_served_and_is_good_only_when_its_files_are
         assert len(stage.engines["a"].loads) == 2  # and not once more by its files
 
 
-async def test_its_files_are_found_by_the_scan_when_no_notice_comes(tmp_path: Path) -> None:
-    async with serving(tmp_path) as stage:
-        await ready(stage, "a")
-        await offer(stage, 2)
-        await taken(stage, TWO)
-        publish(stage.root, "run", 2, tensors(2))
-        await stage.until(TWO, lambda record: record.state is VersionState.SEALED)
-
-
 async def test_engines_without_the_plugin_wait_for_the_files(tmp_path: Path) -> None:
     async with serving(tmp_path, names=("a", "b")) as stage:
         await ready(stage, "a")

@@ -128,26 +128,6 @@ async def test_files_that_changed_since_they_were_sealed_are_not_loaded(tmp_path
         assert engine.loads == ["/root/run/v000002"]
 
 
-async def test_a_service_that_died_in_mid_update_takes_the_engine_for_tainted(tmp_path: Path) -> None:
-    engine = SimulatedEngine()
-    async with running(tmp_path, {"a": engine}) as stage:
-        stage.store.put_version(version(1))
-        await stage.until(lambda: stage.store.engines[A].serving == version(1).id)
-        stage.store.open_attempt(A, version(1).id)  # what a killed service leaves behind: an intent without outcome
-        await stage.store.durable()
-    loads = len(engine.loads)
-    async with running(tmp_path, {"a": engine}) as stage:
-        await stage.until(lambda: len(engine.loads) > loads and stage.store.engines[A].state is EngineState.IN_SYNC)
-
-
-async def test_two_runs_and_an_unbound_engine_are_explained(tmp_path: Path) -> None:
-    async with running(tmp_path, {"a": SimulatedEngine()}) as stage:
-        stage.store.put_version(version(1))
-        stage.store.put_version(version(1, run="other"))
-        await stage.until(lambda: "2 runs" in (stage.store.engines[A].reason or ""))
-        assert stage.engines["a"].loads == []
-
-
 async def test_an_engine_that_is_removed_in_mid_update_ends_its_task_and_no_other(tmp_path: Path) -> None:
     engines = two()
     async with running(tmp_path, engines) as stage:

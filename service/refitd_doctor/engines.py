@@ -15,7 +15,6 @@ from refitd.engine.address import Address, engine_id, host_of, parse_allow_list,
 from refitd.engine.port import ChangeCheck, Reached, Unreached
 from refitd.engine.registry import KINDS, EngineSpec, connector, read_engines
 from refitd.policy.contest import is_one_server
-from refitd.root.handle import RootThreads
 from refitd.settings import Settings, group_of
 from refitd.state.records import EngineRecord, Source
 from refitd_client.contract.plugin import ASIDE, setting_fault
@@ -82,10 +81,7 @@ def roster_of(settings: Settings, records: Mapping[str, EngineRecord], found: Co
 
 
 async def ask_places(settings: Settings) -> list[Answer]:
-    threads = RootThreads()
-    return await asyncio.gather(
-        *(ask(parse_place(place), threads) for place in group_of(settings, GroupSettings).discover)
-    )
+    return await asyncio.gather(*(ask(parse_place(place)) for place in group_of(settings, GroupSettings).discover))
 
 
 def judge_places(answers: Iterable[Answer]) -> Iterator[Finding]:

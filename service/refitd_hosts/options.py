@@ -50,8 +50,8 @@ class GroupSettings(BaseSettings):
     )
     discover: Annotated[list[str], NoDecode, BeforeValidator(_split), AfterValidator(check_places)] = Field(
         default=[],
-        description="Places that name engines: dns:NAME?port=N, dns:NAME?type=SRV, sglang-router+http://HOST:PORT, "
-        "areal:/RECORD_ROOT/USER/EXPERIMENT/TRIAL; hosts beyond loopback need --engine-allow",
+        description="Places that name engines: dns:NAME?port=N, dns:NAME?type=SRV, sglang-router+http://HOST:PORT; "
+        "hosts beyond loopback need --engine-allow",
     )
 
     @property

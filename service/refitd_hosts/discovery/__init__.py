@@ -4,20 +4,16 @@ dns:rollout.svc.local?port=30000           its A and AAAA records, each with thi
 dns:_sglang._tcp.svc.local?type=SRV        its SRV records, which have the ports
 dns://10.0.0.53/rollout.svc.local?port=1   likewise, asked of this name server; 10.0.0.53:5353 for another port
 sglang-router+http://router:30000          the workers that an sglang-router lists; ?key_file=/PATH where it has a key
-areal:/nfs/name_resolve/USER/EXP/TRIAL     the servers in AReaL's name-resolve record
 """
 
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from refitd.engine.address import AddressRefusedError, check_url
 
 _ROUTER = "sglang-router+"
-_FORMS = (
-    "write dns:NAME?port=N, dns:NAME?type=SRV, sglang-router+http://HOST:PORT[?key_file=/PATH], "
-    "or areal:/RECORD_ROOT/USER/EXPERIMENT/TRIAL"
-)
+_FORMS = "write dns:NAME?port=N, dns:NAME?type=SRV, or sglang-router+http://HOST:PORT[?key_file=/PATH]"
 
 
 class PlaceRefusedError(ValueError):
@@ -41,14 +37,7 @@ class Router:
     key_file: Path | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Areal:
-    """A trial's folder in AReaL's name-resolve record."""
-
-    trial: Path
-
-
-Place = Dns | Router | Areal
+Place = Dns | Router
 
 
 MOST = 1000  # engines: a place that names more is not believed
@@ -83,8 +72,6 @@ def parse_place(text: str) -> Place:
         if text.startswith(_ROUTER):
             return _router(text.removeprefix(_ROUTER))
         parts = urlsplit(text)
-        if parts.scheme == "areal" and parts.path.startswith("/") and not parts.netloc:
-            return Areal(Path(unquote(parts.path)))
         if parts.scheme == "dns":
             return _dns(parts.netloc, parts.path.lstrip("/"), dict(parse_qsl(parts.query, strict_parsing=True)))
     except (AddressRefusedError, ValueError) as error:

@@ -6,17 +6,13 @@ been missing for `GONE_SECONDS`. Any fault keeps all engines, and is reported as
 
 sglang-router   GET /workers. It has no routes for weights, so the service calls each worker itself.
 DNS             A and AAAA records, with the port that the operator gives, or SRV records with their own
-AReaL           its name-resolve record of kind `nfs`, a tree of files:
-                {record root}/{user}/{experiment}/{trial}/gen_servers/{any}/ENTRY holds `host:port`
 """
 
 import asyncio
-import os
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, assert_never
+from typing import Any
 
 import dns.asyncresolver
 import dns.exception
@@ -27,25 +23,14 @@ import structlog
 from refitd.clock import Clock
 from refitd.engine.address import AddressRefusedError, check_url
 from refitd.engine.http import NoReply, Transport
-from refitd.root.handle import LOOK_TIMEOUT_SECONDS, RootHangsError, RootThreads
-from refitd_client.files.plain_file import open_plain
-from refitd_hosts.discovery import MOST, Answer, Areal, Dns, EnginesFound, Place, Router, Silent
+from refitd_hosts.discovery import MOST, Answer, Dns, EnginesFound, Place, Router, Silent
 
 SECONDS = 5.0
-_ENTRY_BYTES = 1024  # of an ENTRY
 _RANK = re.compile(r"@\d+$")  # a router that knows data-parallel ranks names one engine once for each
 
 
-async def ask(place: Place, threads: RootThreads) -> Answer:
-    match place:
-        case Dns():
-            return await ask_dns(place)
-        case Router():
-            return await ask_router(place)
-        case Areal():
-            return await ask_areal(place, threads)
-        case _:
-            assert_never(place)
+async def ask(place: Place) -> Answer:
+    return await ask_dns(place) if isinstance(place, Dns) else await ask_router(place)
 
 
 class _Worker(msgspec.Struct):
@@ -105,32 +90,6 @@ async def _records(resolver: dns.asyncresolver.Resolver, name: str, kind: str) -
 
 def _url(host: str, port: int) -> str:
     return check_url(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
-
-
-async def ask_areal(place: Areal, threads: RootThreads) -> Answer:
-    """The servers that have registered. Launchers remove their entries when they end."""
-    try:
-        return await threads.run(f"reading {place.trial}", partial(_read_record, place), within=LOOK_TIMEOUT_SECONDS)
-    except RootHangsError as error:
-        return Silent(str(place.trial), str(error))
-
-
-def _read_record(place: Areal) -> Answer:
-    folder = place.trial / "gen_servers"
-    urls: set[str] = set()
-    try:
-        for name in sorted(os.listdir(folder))[: MOST + 1]:
-            try:
-                fd = open_plain(folder / name / "ENTRY", follow=True)
-            except (FileNotFoundError, NotADirectoryError):
-                continue  # removed just now, or being written: AReaL renames it into place
-            try:
-                urls.add(check_url(f"http://{os.read(fd, _ENTRY_BYTES).decode().strip()}"))
-            finally:
-                os.close(fd)
-    except (OSError, UnicodeDecodeError, AddressRefusedError) as error:
-        return Silent(str(folder), str(error))
-    return EnginesFound(str(folder), frozenset(urls))
 
 
 ASK_EVERY_SECONDS = 5.0
@@ -210,7 +169,6 @@ class Scout:
         self._discovered = Discovered(dict.fromkeys(known))
         self._tell = tell
         self._clock = clock
-        self._threads = RootThreads()
 
     async def run(self) -> None:
         while self._places:
@@ -218,7 +176,7 @@ class Scout:
             await asyncio.sleep(ASK_EVERY_SECONDS)
 
     async def look(self) -> None:
-        answers = await asyncio.gather(*(ask(place, self._threads) for place in self._places))
+        answers = await asyncio.gather(*map(ask, self._places))
         before, self._discovered = self._discovered, remember(self._discovered, answers, self._clock.monotonic())
         if self._discovered.fault is not None and self._discovered.fault != before.fault:
             log.warning("no engine is removed", reason=self._discovered.fault)

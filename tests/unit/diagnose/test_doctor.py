@@ -99,13 +99,11 @@ def test_two_names_of_one_engine_are_found(job: list[str], sglang: ScriptedSglan
     assert "are one server" in result.stdout
 
 
-def test_places_are_asked_before_a_service_ever_looked(job: list[str], sglang: ScriptedSglang, tmp_path: Path) -> None:
-    entry = tmp_path / "trial/gen_servers/1/ENTRY"
-    entry.parent.mkdir(parents=True)
-    entry.write_text(sglang.url.removeprefix("http://"))
-    _, found = examined(*job, "--discover", f"areal:{tmp_path / 'trial'}")
+def test_places_are_asked_before_a_service_ever_looked(job: list[str], sglang: ScriptedSglang) -> None:
+    with serve(answer(200, {"workers": [{"url": sglang.url}]})) as router:
+        _, found = examined(*job, "--discover", f"sglang-router+{router.url}")
     assert ("engines", "ok") in found
-    _, found = examined(*job, "--discover", f"areal:{tmp_path / 'nowhere'}")
+    _, found = examined(*job, "--discover", f"sglang-router+{router.url}")
     assert ("engines", "failed") in found
 
 

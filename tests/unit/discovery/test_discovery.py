@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from refitd.root.handle import RootThreads
-from refitd_hosts.discovery import MOST, Areal, Dns, EnginesFound, PlaceRefusedError, Router, Silent, parse_place
-from refitd_hosts.discovery.scout import GONE_SECONDS, Discovered, ask_areal, ask_dns, ask_router, remember
+from refitd_hosts.discovery import MOST, Dns, EnginesFound, PlaceRefusedError, Router, Silent, parse_place
+from refitd_hosts.discovery.scout import GONE_SECONDS, Discovered, ask_dns, ask_router, remember
 from support.name_server import Table, naming
 from support.scripted_server import answer, serve
 
@@ -26,7 +25,6 @@ A, B = "http://a:1", "http://b:1"
         ("dns://[::1]:5353/x?type=srv", Dns("x", None, ("::1", 5353))),
         ("sglang-router+http://router:3000/", Router("http://router:3000")),
         ("sglang-router+http://router:1?key_file=/etc/key", Router("http://router:1", Path("/etc/key"))),
-        ("areal:/nfs/name_resolve/me/exp/trial", Areal(Path("/nfs/name_resolve/me/exp/trial"))),
     ],
 )
 def test_a_place_is_read(text: str, place: object) -> None:
@@ -37,7 +35,13 @@ def test_a_place_is_read(text: str, place: object) -> None:
     "text",
     [
         *("dns:x", "dns:?port=1", "dns:x?port=0", "dns:x?port=1&type=SRV", "dns:x?port=many", "dns:x?key=1", ""),
-        *("sglang-router+http://u:p@router", "sglang-router+router:1", "areal:relative", "consul:x", "http://router"),
+        *(
+            "sglang-router+http://u:p@router",
+            "sglang-router+router:1",
+            "areal:/nfs/me/exp/trial",
+            "consul:x",
+            "http://router",
+        ),
         *("sglang-router+http://router?key=secret", "sglang-router+http://router?key_file=relative"),
     ],
 )
@@ -170,13 +174,3 @@ async def test_a_name_that_is_no_host_s_is_silence_and_not_the_service_s_end() -
 async def test_a_name_server_that_refuses_is_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("refitd_hosts.discovery.scout.SECONDS", 0.2)
     assert isinstance(await ask_dns(Dns("e.test.", 7, ("127.0.0.1", 9))), Silent)
-
-
-async def test_areal_s_record_is_a_tree_of_files(tmp_path: Path) -> None:
-    for name, text in {"1": "10.0.0.1:7\n", "2": "[fd00::1]:7"}.items():
-        (tmp_path / "gen_servers" / name).mkdir(parents=True)
-        (tmp_path / "gen_servers" / name / "ENTRY").write_text(text)
-    (tmp_path / "gen_servers/3").mkdir()
-    found = await ask_areal(Areal(tmp_path), RootThreads())
-    assert found == EnginesFound(str(tmp_path / "gen_servers"), frozenset({"http://10.0.0.1:7", "http://[fd00::1]:7"}))
-    assert isinstance(await ask_areal(Areal(tmp_path / "elsewhere"), RootThreads()), Silent)

@@ -31,10 +31,6 @@ class Terminal:
         written, self._written = self._written, ""
         return written
 
-    def press(self, keys: str) -> None:
-        """As somebody at the keyboard."""
-        os.write(self._screen, keys.encode())
-
     def resize(self, lines: int, columns: int) -> None:
         """As a window that is drawn larger or smaller."""
         fcntl.ioctl(self._screen, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))

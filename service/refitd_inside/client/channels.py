@@ -131,10 +131,8 @@ def open_to_all(access: FolderAccess) -> bool:
 
 
 async def ask(folder: int, name: str, access: FolderAccess, request: dict[str, Any], within: float) -> dict[str, Any]:
-    """Ask the rank that listens at `name` in `folder` (a descriptor), within seconds. Closes the line in any case.
-
-    Raises:
-        ChannelError: no process listens, it is not trusted, or its answer has another form.
+    """Ask the rank that listens at `name` in `folder` (a descriptor), within seconds. Raises ChannelError: no process
+    listens, it is not trusted, or its answer has another form.
     """
     try:
         async with asyncio.timeout(within):
@@ -214,11 +212,7 @@ class SocketList:
         self._until = -1.0
 
     async def recent(self) -> SocketFolder | None:
-        """What was found at most `seconds` ago.
-
-        Raises:
-            OSError: the folder cannot be listed.
-        """
+        """What was found at most `seconds` ago. Raises OSError: the folder cannot be listed."""
         if time.monotonic() >= self._until:
             self._listed = await asyncio.to_thread(list_once, self._root)
             self._until = time.monotonic() + self._seconds
@@ -261,10 +255,7 @@ class Channels:
     async def ask_all(
         self, members: Sequence[Member], request: dict[str, Any], within: float
     ) -> list[dict[str, Any] | ChannelError]:
-        """Send one request to several ranks at once. `request`: as docs/plugin.md has it.
-
-        Returns:
-            A reply, or why there is none, for each rank in their order.
+        """Send one request (docs/plugin.md) to several ranks at once. Returns a reply, or why there is none, for each.
         """
         if self._root is None:
             return [ChannelError("is nowhere") for _ in members]

@@ -63,17 +63,12 @@ class SourceChangedError(CopyError):
 
 
 def write_copy(root: Path, run: int, copy: Copy, order: MakeCopy, stop: Event) -> Copy:
-    """Make a copy, and return it with what is known of its files now.
-
-    Args:
-        run: a handle on the folder of the run's copies.
-        copy: its name and path, which are new.
-        order: what to write, from what.
+    """Make a copy at a path that is new, and return it with what is known of its files now. `run`: a handle on the
+    folder of the run's copies.
 
     Raises:
         CopyError: it was not written, or not well.
-        ReadingStoppedError: `stop` was set.
-        OSError: something cannot be read or written.
+        ReadingStoppedError: `stop` was set. OSError: something cannot be read or written.
     """
     try:
         with made(copy.name, run, 0o755) as folder:
@@ -210,13 +205,12 @@ def _check_fits(delta: DeltaFile, headers: Mapping[str, Header], record: Version
 
 
 def apply_delta(folder: int, headers: Mapping[str, Header], delta: DeltaFile, stop: Event) -> None:
-    """Write a delta into the shards of a folder, several at a time. `headers`: of its shards. They have the tensors
+    """Write a delta into the shards of a folder, several at a time. `headers`: of its shards, which have the tensors
     that the delta changes.
 
     Raises:
-        ReadingStoppedError: `stop` was set.
         DeltaRefusedError: the delta is not what it was when it was opened.
-        OSError: a file cannot be read or written.
+        ReadingStoppedError: `stop` was set. OSError: a file cannot be read or written.
     """
 
     def change(name: str, failed: Event) -> None:

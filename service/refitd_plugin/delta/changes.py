@@ -46,12 +46,7 @@ class DeltaHandle:
         return os.dup(self._fd)
 
     def read(self) -> Delta:
-        """All of it, once more.
-
-        Raises:
-            SourceRefusedError: it is not what it was.
-            OSError: it cannot be read.
-        """
+        """All of it, once more. Raises SourceRefusedError: it is not what it was; OSError: it cannot be read."""
         if os.fstat(self._fd).st_size != self._size:  # before there is room for it: it may be of any size now
             raise SourceRefusedError(f"the changes to {self.label} are not what they were: their file has another size")
         data = np.empty(self._size, np.uint8)
@@ -132,18 +127,13 @@ def open_changes(
     placements: Placements | None = None,
     most: int = MAX_BYTES,
 ) -> DeltaChanges:
-    """Look at a delta, check it, read it, and lay it out.
-
-    Args:
-        check_bytes: whether to look for values that are NaN or infinite.
-        allocate: gives memory for the file, called when the header was found good, and for what is laid out.
-        placements: where its tensors lie in the model, to lay it out by.
-        most: bytes of memory that it may take.
+    """Look at a delta, check it, read it, and lay it out by `placements`. `check_bytes`: whether to look for values
+    that are NaN or infinite. `allocate`: gives memory for the file, once its header was found good, and for what is
+    laid out. `most`: bytes of memory that it may take.
 
     Raises:
         SourceRefusedError: it is none that may be applied to anything, or not along `placements`.
-        FullNeededError: `placements` are none for it.
-        OSError: it cannot be read.
+        FullNeededError: `placements` are none for it. OSError: it cannot be read.
     """
     try:
         with Folder(place.root, place.path) as folder:

@@ -391,7 +391,7 @@ class DeltaInPlace(UpdateSource):
         if ready is None or ready.served_state is not served_state or not self.loading.has(ready.plan):
             self.look(served_state)
 
-    def write(self, call: UpdateCall) -> tuple[TensorFeed, str | None]:
+    def write(self, call: UpdateCall) -> TensorFeed:
         patch = self._ready.patch
         return self.loading.apply(call, call.path, call.load_format, write_nothing if patch is None else patch.write)
 
@@ -404,7 +404,7 @@ class DeltaInPlace(UpdateSource):
         self.slice_check = self._ready.slice_check
         return None
 
-    def put_back(self, call: UpdateCall, previous: ServedState | None, path: str) -> tuple[TensorFeed, str | None]:
+    def put_back(self, call: UpdateCall, previous: ServedState | None, path: str) -> TensorFeed:
         """Exactly what was overwritten."""
         patch = self._ready.patch
         return self.loading.apply(call, path, "auto", write_nothing if patch is None else patch.undo)

@@ -94,14 +94,9 @@ def by_address(
     tensors: Callable[[], Mapping[str, Any]],
     watch: CopyWatch | None = None,
 ) -> CopySchedule:
-    """Copies to a device from memory that the driver knows: registered files, or allocations of GPUs.
-
-    Args:
-        order: the driver's call for one move.
-        table: the moves, and the copies that are none.
-        files: where the files of the table begin, by name.
-        tensors: gives the tensors from memory that stays, for copies that are no moves.
-        watch: what is fingerprinted beside the copies.
+    """Copies to a device from memory that the driver knows: registered files, or allocations of GPUs. `order`: the
+    driver's call for one move. `files`: where the files of the table begin, by name. `tensors`: gives the tensors from
+    memory that stays, for copies that are no moves.
     """
     index = device.index or 0
 

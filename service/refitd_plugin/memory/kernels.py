@@ -20,16 +20,9 @@ _INTS = {1: tl.int8, 2: tl.int16, 4: tl.int32, 8: tl.int64}
 def look(
     table: Any, begin: int, indices: Any, values: Any, olds: Any, sums: Any, holders: int, width: int
 ) -> None:  # fmt: skip
-    """Read the elements of a chunk into `olds`, and add what the new ones change to `sums`. Does not wait.
-
-    Args:
-        table: the rows of the chunk.
-        begin: the table's element that `indices` and `values` begin with.
-        indices: of the elements, in the checkpoint's tensors.
-        olds: gets the bits that are there.
-        sums: int64, one for each piece, then one for each holder.
-        holders: where the sums of holders begin.
-        width: bytes of an element.
+    """Read the bits of a chunk's elements into `olds`, and add what the new ones change to `sums`. Does not wait.
+    `begin`: the table's element that `indices` (in the checkpoint's tensors) and `values` begin with. `sums`: one for
+    each piece, and from `holders` on one for each holder. `width`: bytes of an element.
     """
     with torch.cuda.device(sums.device):
         _look[(table.shape[0],)](

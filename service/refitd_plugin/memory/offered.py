@@ -231,22 +231,21 @@ class OfferedVersion(FullVersion):
             opened.readied = self.loading.make_ready(self.source)
         self.readied = opened.readied
 
-    def write(self, call: UpdateCall) -> tuple[TensorFeed, str | None]:
+    def write(self, call: UpdateCall) -> TensorFeed:
         """From here to the end of `check` the trainer waits."""
-        loaded = False
+        feed = TensorFeed({}, fault="it could not be loaded")
         try:
             self._check_slices()
             with self.source.handle_cache.holding(self.source.opened):
                 self.imported.hold()
-                feed, fault = self.loading.load(call, self._given(), partial=False, readied=self.readied)
+                feed = self.loading.load(call, self._given(), partial=False, readied=self.readied)
         except (OfferRefusedError, SourceRefusedError) as error:
-            return TensorFeed({}), str(error)
-        else:
-            self._others, loaded = feed.others, fault is None
-            return feed, fault
+            feed.fault = str(error)
         finally:
-            if not loaded:
+            if feed.fault is not None:
                 self._over()
+        self._others = feed.others
+        return feed
 
     def check(self, contents: dict[str, str]) -> str | None:
         """All that is only copied has the offer's fingerprints, and the trainer stands by it."""
@@ -257,7 +256,7 @@ class OfferedVersion(FullVersion):
         finally:
             self._over()
 
-    def put_back(self, call: UpdateCall, previous: ServedState | None, path: str) -> tuple[TensorFeed, str | None]:
+    def put_back(self, call: UpdateCall, previous: ServedState | None, path: str) -> TensorFeed:
         self.source.handle_cache.close()  # what was opened may not be what the trainer has there now
         return super().put_back(call, previous, path)
 

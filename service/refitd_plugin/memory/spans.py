@@ -69,16 +69,7 @@ def merged(spans: Iterable[Span]) -> list[Span]:
 
 
 def stretches(address: int, itemsize: int, shape: Sequence[int], strides: Sequence[int]) -> Iterator[Span]:
-    """The memory of a strided tensor.
-
-    Args:
-        address: of its first element.
-        itemsize: bytes of an element.
-        strides: in elements.
-
-    Raises:
-        TooManyStretchesError: there are more than two million.
-    """
+    """The memory of a strided tensor. Strides count elements. Raises TooManyStretchesError."""
     if 0 in shape:
         return
     dimensions = sorted(((stride, size) for size, stride in zip(shape, strides, strict=True) if size > 1), reverse=True)
@@ -126,12 +117,8 @@ class StridedRows:
 
 
 def rows_of(shape: Sequence[int], source: Sequence[int], target: Sequence[int]) -> StridedRows | None:
-    """A copy as rows; None where it has more dimensions than two. The source's longer strides are those of the rows.
-
-    Args:
-        shape: of both sides.
-        source: the source's strides, in elements.
-        target: the target's strides, in elements.
+    """A copy as rows, from the strides of both sides; None where it has more dimensions than two. The source's longer
+    strides are those of the rows.
     """
     match merge_dimensions(shape, source, target):
         case []:
@@ -181,8 +168,8 @@ class MemoryMove:
 
 
 def move_of(target: Any, strides: Sequence[int], source: int) -> MemoryMove | None:
-    """The move into a tensor; None where it takes several. `strides`: of the source, in elements. It has the target's
-    shape and dtype. `source`: the address of the source's first element.
+    """The move into a tensor from an address, where elements of that dtype lie with such strides; None where it takes
+    several.
     """
     size = target.element_size()
     rows = rows_of(tuple(target.shape), strides, target.stride())

@@ -50,13 +50,7 @@ Sums = NDArray[np.uint64]
 
 
 def slice_line(tensor: int, begin: int, width: int, rows: int, pitch: int) -> tuple[int, int, int, int, int]:
-    """A line of a table, the same for the same elements: rows that follow each other without a gap are one.
-
-    Args:
-        begin: the flat index of the first element.
-        width: elements of a row.
-        pitch: elements from row to row.
-    """
+    """A line of a table, the same for the same elements: rows that follow each other without a gap are one."""
     if rows == 1 or pitch == width:
         return tensor, begin, width * rows, 1, 0
     return tensor, begin, width, rows, pitch
@@ -133,11 +127,8 @@ class EngineTable:
     def verdict(
         self, sums: Sequence[Sums], names: Sequence[str], expected: Mapping[str, str], says: str
     ) -> SliceVerdict:
-        """Hold what the ranks found against a manifest. `expected`: the manifest's fingerprints as hex digits, by name;
-        of tensors that it does not have nothing is said. `says`: what the manifest is, for the sentence.
-
-        Raises:
-            ValueError: there are not as many sums as slices.
+        """Hold what the ranks found against the fingerprints that are `expected`, as hex digits by name; of other
+        tensors nothing is said. `says`: what has them. Raises ValueError: there are not as many sums as slices.
         """
         if [len(each) for each in sums] != self._counts:
             raise ValueError("not each slice has a sum")
@@ -248,13 +239,7 @@ class ModelSlices:
         return SliceSums(self.table, self._scan.take())
 
     def check(self, found: SliceSums | None, expected: Mapping[str, str], says: str) -> SliceCheck:
-        """What was found in them, to be held against a manifest together with what other ranks have.
-
-        Args:
-            found: what they add; None to look now.
-            expected: the manifest's fingerprints, by name.
-            says: what the manifest is.
-        """
+        """What was `found` in them, or is now, to be held against a manifest together with what other ranks have."""
         found = self.take() if found is None else found
         return SliceCheck(found=found, names=self.names, elements=self.elements, expected=expected, says=says)
 

@@ -51,7 +51,7 @@ class TensorFeed:
 
     `is_copied`: the load is copies into the model's tensors, and nothing is left to the loader. `asked`: the engine has
     begun to iterate over the tensors; `begun`: some may be written; `done`: all were given, or the loader takes them.
-    `how` is `load`, or what `copy` is.
+    `how` is `load`, or what `copy` is; `fault` is what went wrong, None where nothing did.
     """
 
     def __init__(
@@ -61,8 +61,10 @@ class TensorFeed:
         how: str = "replay",
         *,
         is_copied: bool = False,
+        fault: str | None = None,
     ) -> None:
         self._tensors = tensors
+        self.fault = fault
         self.is_copied = is_copied
         self._copy = copy
         self.how = how if copy is not None else "load"
@@ -218,12 +220,9 @@ class Loading:
 
     def load(
         self, call: UpdateCall, source: VersionSource, *, partial: bool, readied: Readied | None = None
-    ) -> tuple[TensorFeed, str | None]:
+    ) -> TensorFeed:
         """Load a version. `partial`: it has some of the model's tensors only, so no plan is learned from it or used for
         it. `readied`: its copies, where they were made ready before the pause.
-
-        Returns:
-            How far it came, and what went wrong, if anything did.
         """
         if self.plan is not None and not partial and not self.plan.fits(source.inventory, self.model):
             self.plan = None  # it does not fit any more
@@ -235,29 +234,22 @@ class Loading:
             return self._replay(call, source, readied)
         return self._load(call, source, partial=partial)
 
-    def apply(
-        self, call: UpdateCall, path: str, load_format: str, write: Callable[[], None]
-    ) -> tuple[TensorFeed, str | None]:
+    def apply(self, call: UpdateCall, path: str, load_format: str, write: Callable[[], None]) -> TensorFeed:
         """Write something else in place of a load. `path`: the folder that the engine records as served. `load_format`:
         as the engine was given it.
-
-        Returns:
-            How far it came, and what went wrong, if anything did.
         """
 
         def copy(_: Loader) -> None:
             with call.stages.during("copy"):
                 write()
 
-        feed = TensorFeed({}, copy, "delta", is_copied=True)
-        return feed, self._through(call, feed, path, load_format)
+        return self._through(call, TensorFeed({}, copy, "delta", is_copied=True), path, load_format)
 
-    def put_back(self, call: UpdateCall, tensors: Mapping[str, Any], path: str) -> tuple[TensorFeed, str | None]:
+    def put_back(self, call: UpdateCall, tensors: Mapping[str, Any], path: str) -> TensorFeed:
         """Load what was served before, always by the loader, since the plan may be at fault. `path`: the folder that
         they were served from.
         """
-        feed = TensorFeed(tensors)
-        return feed, self._through(call, feed, path, "auto")
+        return self._through(call, TensorFeed(tensors), path, "auto")
 
     def plan_for_deltas(self, inventory: str, *, look: bool = True) -> ReplayPlan | str:
         """The plan that a delta can be translated through, or why there is none. Where the caller does not `look` at
@@ -281,7 +273,7 @@ class Loading:
         plan = self.plan
         return None if plan is None or not plan.replays else self.tables(plan, source)
 
-    def _replay(self, call: UpdateCall, source: VersionSource, readied: Readied) -> tuple[TensorFeed, str | None]:
+    def _replay(self, call: UpdateCall, source: VersionSource, readied: Readied) -> TensorFeed:
         plan, ready, seen = readied.plan, readied.schedule, SeenContents()
         tensors = source.tensors() if plan.residual or not plan.proven else {}
 
@@ -295,9 +287,9 @@ class Loading:
                     idle(self.model)
 
         feed = TensorFeed(tensors, copy, is_copied=ready.watch is not None)
-        fault = self._through(call, feed, call.path, call.load_format)
+        self._through(call, feed, call.path, call.load_format)
         with call.stages.during("copy"):
-            fault = _waited(seen) or fault
+            feed.fault = _waited(seen) or feed.fault
         if ready.watch is not None:  # fingerprints of the model's tensors by name, and behind them further ones
             names = ready.watch.names
             if seen.before is not None:
@@ -305,22 +297,21 @@ class Loading:
             if seen.after is not None:
                 feed.after = named(names, seen.after[: len(names)])
                 feed.others = seen.after[len(names) :]
-        if fault is None and not plan.proven:
-            fault = self._prove(call, plan, tensors)
-        return feed, fault
+        if feed.fault is None and not plan.proven:
+            feed.fault = self._prove(call, plan, tensors)
+        return feed
 
-    def _load(self, call: UpdateCall, source: VersionSource, *, partial: bool) -> tuple[TensorFeed, str | None]:
+    def _load(self, call: UpdateCall, source: VersionSource, *, partial: bool) -> TensorFeed:
         tensors = source.tensors()
         recorder = None
         if call.observable and self.plan is None and not partial:
             recorder = Recorder(tensors, [tensor for _, tensor in tensors_of(self.model)])
         before = None if recorder is None else addresses_of(self.model)
-        feed = TensorFeed(tensors)
-        fault = self._through(call, feed, call.path, call.load_format, recorder)
-        if fault is None and recorder is not None and before is not None:
+        feed = self._through(call, TensorFeed(tensors), call.path, call.load_format, recorder)
+        if feed.fault is None and recorder is not None and before is not None:
             self.plan = learned(source.inventory, self.model, before, tensors, recorder)
             _log_plan(self.plan)
-        return feed, fault
+        return feed
 
     def _schedule(self, plan: ReplayPlan, source: VersionSource) -> CopySchedule:
         devices = devices_of(self.model)
@@ -337,26 +328,28 @@ class Loading:
 
     def _through(
         self, call: UpdateCall, feed: TensorFeed, path: str, load_format: str, watching: Any = None
-    ) -> str | None:
-        """One call of the engine's function; what went wrong, if anything did."""
+    ) -> TensorFeed:
+        """One call of the engine's function. Notes in the feed what went wrong, and returns it."""
         model = self.model
         try:
             with self._process.feeding(feed), feed.replacing(model), watching or nullcontext():
                 ok, message = call.original(path, load_format)
+            if not ok:
+                feed.fault = message
+            elif not feed.done:
+                feed.fault = "the engine did not load the tensors that it was given"
+            elif self.model is not model:
+                feed.fault = "the engine has replaced the model"
         except Exception as error:  # nothing that a loader raises may reach the scheduler
             cause = error.__context__ if isinstance(error, NoRollbackError) and error.__context__ is not None else error
             logger.warning("a load failed", exc_info=cause)
-            return f"{type(cause).__name__}: {cause}"
-        if not ok:
-            return message
-        if not feed.done:
-            return "the engine did not load the tensors that it was given"
-        return "the engine has replaced the model" if self.model is not model else None
+            feed.fault = f"{type(cause).__name__}: {cause}"
+        return feed
 
     def _prove(self, call: UpdateCall, plan: ReplayPlan, tensors: dict[str, Any]) -> str | None:
         """Hold a replay against a whole load of the same version."""
         replayed = contents_of(self.model)
-        fault = self._through(call, TensorFeed(tensors), call.path, call.load_format)
+        fault = self._through(call, TensorFeed(tensors), call.path, call.load_format).fault
         if fault is None and contents_of(self.model) != replayed:
             plan.loader_only = "a replay did not give what the loader gives"
             _log_plan(plan)

@@ -198,10 +198,10 @@ class Commit:
 
     def _load(self) -> RankReport:
         with self.stages.during("write"):
-            feed, fault = self.update_source.write(self.call)
+            feed = self.update_source.write(self.call)
         self.how, self._written = feed.how, feed
         self.before = feed.before if self.before is None else self.before
-        if fault is not None:
+        if (fault := feed.fault) is not None:
             same = self.before is None or contents_of(self.model) == self.before
             untouched = not feed.begun and same and self._in_place
             return self._report(RankState.UNTOUCHED if untouched else RankState.FAILED, fault)
@@ -211,7 +211,8 @@ class Commit:
         return self._written_report() if fault is None else self._report(RankState.FAILED, fault)
 
     def _put_back(self) -> RankReport:
-        feed, fault = self.update_source.put_back(self.call, self._served, self.model_path)
+        feed = self.update_source.put_back(self.call, self._served, self.model_path)
+        fault = feed.fault
         known = self.before
         if known is None and self._served is not None:  # `write` failed before it took them: those of the last load
             known = self._served.contents or None
@@ -275,17 +276,13 @@ class RankEngine:
         offer: str | None = None,
         prove: bool = False,
     ) -> UpdateSource:
-        """Check a version and keep it for the update that will name it.
-
-        Args:
-            check_bytes: whether every byte is read.
-            offer: the path of an offer's file beneath the root, where the version is in a trainer's memory.
-            prove: whether this rank's share of a full version's tensors is read, and held against the manifest.
+        """Check a version and keep it for the update that will name it. `offer`: the path of an offer's file beneath
+        the root, where the version is in a trainer's memory. `prove`: whether this rank's share of a full version's
+        tensors is held against the manifest.
 
         Raises:
             SourceRefusedError: it is not one to load into this model.
-            ReadingStoppedError: `stop` was set.
-            OSError: it cannot be read.
+            ReadingStoppedError: `stop` was set. OSError: it cannot be read.
         """
         self._check_loads_again()
         stages, stop = stages or Stages(), stop or Event()

@@ -156,14 +156,8 @@ class Ranks:
                 self._store.delete_key(key)
 
     def decide(self, phase: str, mine: RankReport, decide: Callable[[Reports], Decision]) -> tuple[Decision, Reports]:
-        """Report to the other ranks and read their reports. `phase`: part of the keys. `decide`: computes what all
-        ranks do next.
-
-        Returns:
-            What all ranks do next, and the reports.
-
-        Raises:
-            Exception: the store is gone (torch raises several kinds).
+        """Report to the other ranks and read their reports. Returns what all ranks do next, which `decide` computes,
+        and the reports. Raises Exception: the store is gone (torch raises several kinds).
         """
         reports = self.exchange(phase, mine)
         decision = decide(reports)

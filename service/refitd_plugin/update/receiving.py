@@ -48,15 +48,11 @@ class RankReceiver:
         self.name = name
 
     def receive(self, root: Path, offer: str, stop: Event, needs: str = "") -> str:
-        """Receive what an offer says is sent to this rank. `offer`: the path beneath it of the trainer's offer.
-        `needs`: the digest of what is sent to this rank, "" for everything.
-
-        Returns:
-            The path beneath the root of the offer of what has arrived, with the same fingerprints.
+        """Receive what the trainer's offer, a path beneath the root, says is sent to this rank. Returns the path of the
+        offer of what has arrived, with the same fingerprints. `needs`: the digest of what is sent, "" for everything.
 
         Raises:
-            SourceRefusedError: it has not arrived, or is not what was announced.
-            OSError: there is no folder for it.
+            SourceRefusedError: it has not arrived, or is not what was announced. OSError: there is no folder for it.
         """
         folder = folder_of_receiver(root, self.name)
         order = Receive(
@@ -110,8 +106,7 @@ _MOST_STRIPS = 256  # of one tensor: one that is needed in more pieces is sent w
 
 
 def needs_of(plan: ReplayPlan, sizes: Mapping[str, int]) -> RankNeeds | None:
-    """What a rank with this plan needs; None where only the loader knows. `sizes`: the bytes of the checkpoint's
-    tensors, by name.
+    """What a rank with this plan needs; None where only the loader knows. `sizes`: bytes of the checkpoint's tensors.
     """
     if not plan.replays or not plan.proven:
         return None
@@ -149,12 +144,8 @@ def _together(strips: Sequence[Strip]) -> list[Strip]:
 
 
 def strips_of(offset: int, shape: Sequence[int], strides: Sequence[int], size: int) -> list[Strip] | None:
-    """The bytes that a copy reads; None where they are in too many pieces.
-
-    Args:
-        offset: of its first element, in elements.
-        strides: in elements.
-        size: bytes of an element.
+    """The bytes that a copy reads; None where they are in too many pieces. `offset`, of its first element, and
+    `strides` count elements of so many bytes.
     """
     if not all(shape):
         return []
@@ -184,8 +175,8 @@ class AnnouncedNeeds:
         self._known: tuple[ReplayPlan, str] | None = None
 
     def digest(self, plan: ReplayPlan | None, sizes: Mapping[str, int] | None, root: Path, receiver: str) -> str:
-        """The digest of what the rank needs, "" where it needs everything or does not know. `sizes`: the bytes of the
-        checkpoint's tensors, by name. `receiver`: the rank's name in transfers.
+        """The digest of what the rank needs, "" where it needs everything or does not know. `receiver`: its name in
+        transfers.
         """
         if plan is None or sizes is None or not receiver or not plan.proven:
             return ""

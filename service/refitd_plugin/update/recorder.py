@@ -108,13 +108,7 @@ class _Stale:
 
 
 class OldContents:
-    """Old contents during one load. The arguments are the recorder's own, and grow while the load goes on.
-
-    Args:
-        copies: The plain copies so far, in their order.
-        written: The stretches of the model that were written otherwise.
-        computing: The names of the tensors that are not only copied.
-    """
+    """Old contents during one load. The arguments are the recorder's own lists, which grow while the load goes on."""
 
     def __init__(self, copies: Sequence[PlanCopy], written: Sequence[Span], computing: AbstractSet[str]) -> None:
         self._copies, self._written, self._computing = copies, written, computing

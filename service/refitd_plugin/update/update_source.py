@@ -136,23 +136,20 @@ class UpdateSource(ABC):
         """
 
     @abstractmethod
-    def write(self, call: UpdateCall) -> tuple[TensorFeed, str | None]:
-        """Load it. Returns how far that came, and what went wrong, if anything did."""
+    def write(self, call: UpdateCall) -> TensorFeed:
+        """Load it. What is returned says how far that came."""
 
     @abstractmethod
     def check(self, contents: dict[str, str]) -> str | None:
         """What is wrong with what is in memory now, if anything is."""
 
-    def put_back(self, call: UpdateCall, previous: ServedState | None, path: str) -> tuple[TensorFeed, str | None]:
+    def put_back(self, call: UpdateCall, previous: ServedState | None, path: str) -> TensorFeed:
         """Bring back what was there before. Through the model's loader, since the load plan may be at fault.
         `previous`: what was served before it; None where that cannot be read. `path`: the folder that the engine named
         as served before.
-
-        Returns:
-            How far that came, and what went wrong, if anything did.
         """
         if previous is None:
-            return TensorFeed({}), "what was served before cannot be read any more"
+            return TensorFeed({}, fault="what was served before cannot be read any more")
         return self.loading.put_back(call, previous.tensors(), path)
 
     @abstractmethod
@@ -201,10 +198,10 @@ class FullVersion(UpdateSource):
     def fit(self, served_state: ServedState | None, contents: dict[str, str]) -> None:
         """It fits whatever is there: its tensors are those of the model."""
 
-    def write(self, call: UpdateCall) -> tuple[TensorFeed, str | None]:
-        feed, fault = self.loading.load(call, self.source, partial=self.partial, readied=self.readied)
+    def write(self, call: UpdateCall) -> TensorFeed:
+        feed = self.loading.load(call, self.source, partial=self.partial, readied=self.readied)
         self._others = feed.others
-        return feed, fault
+        return feed
 
     def check(self, contents: dict[str, str]) -> str | None:
         """Tensors that are only copied have the fingerprints that are expected of them."""
@@ -250,7 +247,7 @@ class ServedAgain(UpdateSource):
         if served_state is not self._served_state or contents != self._served_state.contents:
             raise FullNeededError(f"the weights in memory are not those of {self.label} any more")
 
-    def write(self, call: UpdateCall) -> tuple[TensorFeed, str | None]:
+    def write(self, call: UpdateCall) -> TensorFeed:
         return self.loading.apply(call, call.path, call.load_format, write_nothing)
 
     def check(self, contents: dict[str, str]) -> str | None:
@@ -258,7 +255,7 @@ class ServedAgain(UpdateSource):
             return "the weights have changed, though the update wrote nothing"
         return None
 
-    def put_back(self, call: UpdateCall, previous: ServedState | None, path: str) -> tuple[TensorFeed, str | None]:
+    def put_back(self, call: UpdateCall, previous: ServedState | None, path: str) -> TensorFeed:
         return self.loading.apply(call, path, "auto", write_nothing)
 
     def served_state(self, contents: dict[str, str]) -> ServedState | None:

@@ -6,7 +6,6 @@ from refitd_inside.materialize.materializer import Materializer
 
 
 async def compose(core: Composition) -> None:
-    """Add the parts of this ring to a service."""
     copies = Materializer(core.store, core.targets, core.books, DiskCopies(core.root, core.threads))
     core.fleet.check = copies.checking(core.fleet.check)
     core.collector.sweeper.copies = copies

@@ -118,7 +118,7 @@ Handler = Callable[[PluginRequest], Reply]
 
 
 class Channel:
-    """Listens in threads of its own until the process ends. `rank` is part of the socket's name."""
+    """A socket that threads of the plugin listen at until the process ends. `rank` is part of the socket's name."""
 
     def __init__(self, root: Path, rank: int, handle: Handler) -> None:
         self.root = root
@@ -133,11 +133,10 @@ class Channel:
         threading.Thread(target=self._run, name="refitd-channel", daemon=True).start()
 
     def give_up(self) -> None:
-        """Wait for the service's folder no longer."""
         self._given_up.set()
 
     def is_open(self, within: float) -> bool:
-        """Whether it listens. Waits for that so many seconds."""
+        """Whether the socket listens, within so many seconds."""
         return self._listens.wait(within)
 
     def _run(self) -> None:

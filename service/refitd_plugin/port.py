@@ -101,8 +101,5 @@ class EngineProcess(Protocol):
         ...
 
     def feeding(self, feed: "TensorFeed") -> AbstractContextManager[None]:
-        """While the context lasts, loads in this thread iterate over `feed.tensors()` in place of files.
-
-        Whatever a load leaves behind in the process when it raises (torch's default dtype, say) is put back at the end.
-        """
+        """While the context lasts, loads in this thread iterate over `feed.tensors()` in place of files."""
         ...

@@ -33,6 +33,8 @@ from refitd_plugin.update.update_source import FullVersion
 logger = logging.getLogger("refitd_plugin")
 
 PREPARE_SECONDS = 120.0
+_LEFT: Reply = {"kinds": [], "backends": [], "plan": None, "proves": False}
+_LEFT |= dict.fromkeys(("served", "needs", "device", "leader"), "")
 _HANDOVER_SECONDS = 10.0
 
 
@@ -59,7 +61,6 @@ class RequestHandler:
         self._busy, self._turn, self._stop = Lock(), Lock(), Event()
 
     def handle(self, request: PluginRequest) -> Reply:
-        """Answer one request, in the channel's thread."""
         match request.do:
             case "hello":
                 return self._hello()
@@ -78,7 +79,6 @@ class RequestHandler:
                 assert_never(request.do)
 
     def _lead(self, request: PluginRequest) -> Reply:
-        """Take the lease of a service that loads this engine."""
         if request.owner is None or not request.seconds > 0:
             return refused("a lead needs an owner, and seconds above 0")
         if self._engine is None:
@@ -87,12 +87,7 @@ class RequestHandler:
         return {"ok": True} if other is None else refused(other)
 
     def _hello(self) -> Reply:
-        process, engine, plan = self._process, self._engine, None
-        if engine is not None and (known := engine.loading.plan) is not None:
-            facts = {"replays": known.replays, "copies": len(known.copies), "loader": len(known.residual)}
-            plan = facts | {"proven": known.proven, "reason": known.loader_only or ""}
-        if engine is not None:
-            engine.preparing.inspector.worker.begin()  # a service is there, which will have versions prepared
+        process, engine = self._process, self._engine
         return {
             "ok": True,
             "protocol": PROTOCOL,
@@ -108,17 +103,26 @@ class RequestHandler:
             "ranks": process.size,
             "dp_rank": process.dp_rank,
             "model": {"path": process.model_path, "class": type(process.model).__name__},
-            "served": "" if engine is None else engine.served,
-            "needs": "" if engine is None else engine.preparing.needs(self._root),
-            "plan": plan,
-            "kinds": [] if engine is None else ["full", "delta", "handover"],
-            "backends": [] if engine is None else sorted(available()),
-            "device": "" if engine is None else engine.preparing.device_name,
             "boot": boot_id(),
             "leads": engine is not None,
-            "proves": engine is not None and engine.preparing.proves,
-            "leader": "" if engine is None else engine.lease.leader() or "",
-            "no_deltas": (self._aside or "") if engine is None else engine.no_deltas,
+        } | (_LEFT | {"no_deltas": self._aside or ""} if engine is None else self._engine_facts(engine))
+
+    def _engine_facts(self, engine: RankEngine) -> Reply:
+        plan = None
+        if (known := engine.loading.plan) is not None:
+            facts = {"replays": known.replays, "copies": len(known.copies), "loader": len(known.residual)}
+            plan = facts | {"proven": known.proven, "reason": known.loader_only or ""}
+        engine.preparing.inspector.worker.begin()  # a service is there, which will have versions prepared
+        return {
+            "served": engine.served,
+            "needs": engine.preparing.needs(self._root),
+            "plan": plan,
+            "kinds": ["full", "delta", "handover"],
+            "backends": sorted(available()),
+            "device": engine.preparing.device_name,
+            "proves": engine.preparing.proves,
+            "leader": engine.lease.leader() or "",
+            "no_deltas": engine.no_deltas,
         }
 
     def _prepare(self, request: PluginRequest) -> Reply:
@@ -188,8 +192,6 @@ _OPENING_SECONDS = 2.0  # for a thread to begin and a socket to be made; the eng
 
 
 class RankPlugin:
-    """One rank's. `engine` is None where updates are the engine's own, and `aside` says why."""
-
     def __init__(self, process: EngineProcess, settings: PluginSettings) -> None:
         """Open the channel, where the settings name the root. Otherwise the first update does."""
         self.process, self._settings = process, settings
@@ -237,7 +239,7 @@ class RankPlugin:
         return f"{variable if place == self._settings.root else ''}this server sees no root of refitd at {place}"
 
     def _open_channel(self, root: Path | None) -> None:
-        """Open it once, when the root is known; anew where a variable has named a root that is not there."""
+        """Open the channel once the root is known, and anew where a variable has named a root that is not there."""
         if self._channel is not None and root is not None and not _is_root(self._channel.root):
             if root == self._channel.root:
                 return

@@ -42,7 +42,6 @@ class PluginSettings:
 
 
 def read_settings(name: str, environment: Mapping[str, str] = os.environ) -> PluginSettings:
-    """Read the variable `name`, and those whose names begin with it."""
     said = {key: value.strip() for key, value in environment.items() if value.strip()}
     switch = said.get(name, "on")
     if switch.lower() in _OFF:

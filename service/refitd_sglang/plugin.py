@@ -16,11 +16,11 @@ A layout is taken only where all of it is there: the function with the parameter
 iterator it uses. Anything else is an unknown release, and the plugin stands aside.
 """
 
-import importlib
 import inspect
 import logging
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -60,42 +60,34 @@ class SglangLayout:
         return dict(bound.arguments)
 
 
-@dataclass(frozen=True, slots=True)
-class Aside:
-    reason: str
-
-
-def find_layout() -> SglangLayout | Aside:
+def find_layout() -> SglangLayout | str:
+    """The layout of the SGLang that is installed, or why it is none that is known."""
     try:
-        loader = getattr(importlib.import_module(_LOADER[0]), _LOADER[1])
-        if missing := [name for name in _CALLED if not callable(getattr(loader, name, None))]:
-            return Aside(f"{_LOADER[1]} has no {missing[0]}")
+        loader = getattr(import_module(_LOADER[0]), _LOADER[1])
     except (ImportError, AttributeError) as error:
-        return Aside(f"{error}")
+        return f"{error}"
+    if missing := [name for name in _CALLED if not callable(getattr(loader, name, None))]:
+        return f"{_LOADER[1]} has no {missing[0]}"
     for module, name in _TARGETS:
-        try:
-            owner = getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError):
-            continue
-        if FUNCTION in vars(owner):
-            return layout_of(module, owner, loader)
-    return Aside(f"neither {_TARGETS[0][1]} nor {_TARGETS[1][1]} has a function {FUNCTION}")
+        with suppress(ImportError, AttributeError):
+            owner = getattr(import_module(module), name)
+            if FUNCTION in vars(owner):
+                return layout_of(module, owner, loader)
+    return f"neither {_TARGETS[0][1]} nor {_TARGETS[1][1]} has a function {FUNCTION}"
 
 
-def layout_of(module: str, owner: type, loader: type) -> SglangLayout | Aside:
-    """Hold a class against the releases that are known. `module`: the module that has it. `owner`: the class whose
-    function is wrapped.
-    """
+def layout_of(module: str, owner: type, loader: type) -> SglangLayout | str:
+    """Hold the class in a module whose function is to be wrapped against the releases that are known."""
     function = vars(owner)[FUNCTION]
     try:
         signature, text = inspect.signature(function), inspect.getsource(function)
     except (OSError, TypeError, ValueError) as error:
-        return Aside(f"{FUNCTION} cannot be looked at: {error}")
+        return f"{FUNCTION} cannot be looked at: {error}"
     names = set(signature.parameters)
     if not names.issuperset(_NEEDED_ARGUMENTS) or names - _KNOWN:
-        return Aside(f"{FUNCTION} takes other arguments than any release that is known: {', '.join(sorted(names))}")
+        return f"{FUNCTION} takes other arguments than any release that is known: {', '.join(sorted(names))}"
     if absent := [name for name in _CALLED if name not in text]:
-        return Aside(f"{FUNCTION} does not call {absent[0]}")
+        return f"{FUNCTION} does not call {absent[0]}"
     return SglangLayout(module, owner, loader, signature)
 
 
@@ -120,8 +112,8 @@ def _register(settings: PluginSettings) -> None:
     from refitd_sglang.process import sglang_version
 
     layout = find_layout()
-    if isinstance(layout, Aside):
-        logger.warning("refitd stands aside: SGLang %s is not one that it knows: %s", sglang_version(), layout.reason)
+    if isinstance(layout, str):
+        logger.warning("refitd stands aside: SGLang %s is not one that it knows: %s", sglang_version(), layout)
         return
     plugin = Plugin(layout, settings)
     hooks.HookRegistry.register(layout.target, plugin.update, hooks.HookType.AROUND)
@@ -197,14 +189,12 @@ class Plugin:
 
     def _call(self, stock: Any, updater: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call as the plugin takes it; None where the update is SGLang's own."""
-        from refitd_plugin.memory.offered import is_promised
-        from refitd_plugin.memory.source import is_version
+        from refitd_plugin.memory.offered import is_ours
         from refitd_plugin.port import UpdateCall
 
         said = self._layout.arguments(updater, args, kwargs)
         path = said["model_path"]
-        is_ours = is_version(path, self._settings.root) or is_promised(path)
-        if said.get("weight_name_filter") is not None or not is_ours:
+        if said.get("weight_name_filter") is not None or not is_ours(path, self._settings.root):
             return None
         recapture = bool(said.get("recapture_cuda_graph"))
         extra = {"recapture_cuda_graph": recapture} if "recapture_cuda_graph" in said else {}
@@ -215,7 +205,7 @@ class Plugin:
         return UpdateCall(path, said["load_format"], again, observable=not recapture)
 
     def _warn(self, text: str, *, exc_info: bool = False) -> None:
-        """Once: an engine is updated every few seconds."""
+        """Warn once of each thing: an engine is updated every few seconds."""
         if text not in self._told:
             self._told.add(text)
             logger.warning(text, exc_info=exc_info)

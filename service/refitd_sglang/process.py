@@ -129,7 +129,7 @@ class SglangProcess:
 
     @property
     def seed(self) -> int | None:
-        """Drawn anew at each start where none is given."""
+        """SGLang draws a seed at each start where none is given."""
         found = _decided(self._args, "random_seed")
         return found if isinstance(found, int) else None
 
@@ -143,7 +143,7 @@ class SglangProcess:
 
     @property
     def dp_rank(self) -> int | None:
-        """The newest releases keep it in the process, and not in the runner."""
+        """The newest releases keep the number in the process, and not in the runner."""
         runner = runner_of(self.updater)
         if hasattr(runner, "dp_rank"):
             return runner.dp_rank
@@ -247,10 +247,7 @@ def loaded_once(model: Any, config: Any) -> str | None:
 
 @contextmanager
 def feeding(loader: type, feed: TensorFeed) -> Iterator[None]:
-    """Have SGLang's loader take its tensors from a feed while the context lasts, in this thread. `feed`: what its
-    iterator yields in their place.
-    """
-    dtype = torch.get_default_dtype()
+    """Have the iterator of SGLang's loader yield a feed's tensors while the context lasts, in this thread."""
     original, mine = getattr(loader, _ITERATOR), threading.get_ident()
 
     def iterator(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -261,7 +258,6 @@ def feeding(loader: type, feed: TensorFeed) -> Iterator[None]:
         yield
     finally:
         setattr(loader, _ITERATOR, original)
-        torch.set_default_dtype(dtype)  # SGLang before 0.5.19 leaves the model's behind when a load raises
 
 
 def runner_of(updater: Any) -> Any:

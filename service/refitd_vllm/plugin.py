@@ -69,15 +69,14 @@ def _opened(worker: Any, instance: str, root: str) -> str | None:
 
 
 def _updated(worker: Any, path: str) -> dict[str, Any]:
-    from refitd_plugin.memory.offered import is_promised
-    from refitd_plugin.memory.source import is_version
+    from refitd_plugin.memory.offered import is_ours
     from refitd_plugin.port import UpdateCall
     from refitd_vllm.process import undone
 
     rank = plugin_of(worker)
     if rank.engine is None:
         return {"ok": False, "message": "", "reason": f"the plugin stands aside: {rank.aside}"}
-    if not (is_version(path, rank.engine.root) or is_promised(path)):
+    if not is_ours(path, rank.engine.root):
         return {"ok": False, "message": "", "reason": f"{path} is no version: refitd has not sealed it"}
     process = rank.engine.process
     undone(process.model)  # what a reload of vLLM's own may have left apart
@@ -105,7 +104,6 @@ def register() -> None:
 
 
 def extend(worker: Any) -> None:
-    """Give a worker class the methods, once."""
     if hasattr(worker, "refitd_update"):
         return
     load = worker.load_model

@@ -128,7 +128,7 @@ class VllmProcess:
 
     @property
     def port(self) -> int | None:
-        """No worker knows it: 0."""
+        """No worker knows the port: 0."""
         return 0
 
     @property
@@ -191,13 +191,11 @@ class VllmProcess:
 
     @contextmanager
     def feeding(self, feed: TensorFeed) -> Iterator[None]:
-        dtype = torch.get_default_dtype()
         self._feed = feed
         try:
             yield
         finally:
             self._feed = None
-            torch.set_default_dtype(dtype)
 
     @property
     def writes_in_place(self) -> bool:

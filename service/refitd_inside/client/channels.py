@@ -54,7 +54,7 @@ MOST_SOCKETS = 512  # the newest: the others are leftovers
 
 
 class ChannelError(Exception):
-    """There is no reply. The message is a sentence without a subject."""
+    """A rank gave no reply. The message is a sentence without a subject."""
 
 
 class LeftOverError(ChannelError):
@@ -230,7 +230,7 @@ class Channels:
         self._again_at = 0.0
 
     def doubt(self) -> None:
-        """A rank did not answer: ask all for a handshake again at the next look."""
+        """Ask all ranks for a handshake again at the next look: one did not answer."""
         self._seen = None
 
     async def rank_group(self, launch: Launch) -> EngineRankGroup | Stock:
@@ -255,7 +255,8 @@ class Channels:
     async def ask_all(
         self, members: Sequence[Member], request: dict[str, Any], within: float
     ) -> list[dict[str, Any] | ChannelError]:
-        """Send one request (docs/plugin.md) to several ranks at once. Returns a reply, or why there is none, for each.
+        """Send one request (docs/plugin.md) to several ranks at once. Returns a reply, or why there is none,
+        for each.
         """
         if self._root is None:
             return [ChannelError("is nowhere") for _ in members]
@@ -295,7 +296,7 @@ async def _reply(
 
 @asynccontextmanager
 async def _in_thread(context: AbstractContextManager[FoundT]) -> AsyncGenerator[FoundT]:
-    """Open it in a thread: the root may be on a disk that is slow to answer."""
+    """Open a folder in a thread: the root may be on a disk that is slow to answer."""
     found = await asyncio.to_thread(context.__enter__)
     try:
         yield found

@@ -61,7 +61,9 @@ class DiskCopies:
         return await self._in_thread(lambda _: self._discard(copy))
 
     async def _in_thread(self, work: Callable[[Event], AnswerT]) -> AnswerT:
-        """Run in a thread. It cannot be cancelled, so a cancellation asks it to stop and waits: it writes no more."""
+        """Run work in a thread. A thread cannot be cancelled: a cancellation asks the work to stop, and waits until
+        nothing is written any more.
+        """
         stop = Event()
         task = asyncio.ensure_future(self._works.run(f"work in {COPIES_PATH}", partial(work, stop)))
         try:
@@ -110,7 +112,6 @@ class DiskCopies:
         return Discarded(copy.path)
 
     def _condemn(self, run: int, name: str) -> None:
-        """Move a copy into the trash, and delete it there."""
         with root_at(self._root) as root:
             empty_one(root, condemn(root, run, name))
 

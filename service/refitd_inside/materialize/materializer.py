@@ -28,8 +28,6 @@ log = structlog.get_logger("refitd")
 
 
 class Materializer:
-    """Has copies made and removed in one root."""
-
     def __init__(self, store: Store, targets: Targets, facts: Books, folders: DiskCopies) -> None:
         self._store = store
         self._targets = targets

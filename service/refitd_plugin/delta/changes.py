@@ -35,18 +35,20 @@ class DeltaHandle:
     """A delta's file, held open: it can be read again whatever became of its folder. Closed when it is collected."""
 
     def __init__(self, fd: int, place: VersionPlace, base: str, label: str) -> None:
-        """`fd` stays the caller's."""
+        """The descriptor `fd` stays the caller's."""
         self._fd = os.dup(fd)
         self._size = os.fstat(fd).st_size
         self.place, self.base, self.label = place, base, label
         finalize(self, os.close, self._fd)
 
     def opened(self) -> int:
-        """A descriptor of it, the caller's to close."""
+        """A descriptor of the file, which the caller closes."""
         return os.dup(self._fd)
 
     def read(self) -> Delta:
-        """All of it, once more. Raises SourceRefusedError: it is not what it was; OSError: it cannot be read."""
+        """Read the delta once more. Raises SourceRefusedError: the file is not what it was; OSError: it cannot
+        be read.
+        """
         if os.fstat(self._fd).st_size != self._size:  # before there is room for it: it may be of any size now
             raise SourceRefusedError(f"the changes to {self.label} are not what they were: their file has another size")
         data = np.empty(self._size, np.uint8)
@@ -79,21 +81,18 @@ class DeltaChanges:
 
     @property
     def base(self) -> str:
-        """The id of the version that it leads from."""
         return self.handle.base
 
     @property
     def label(self) -> str:
-        """The id of the version that it leads to."""
         return self.handle.label
 
     @property
     def digest(self) -> str:
-        """Equal for equal versions."""
         return self.manifest.digest
 
     def read(self) -> Delta:
-        """What changes. Raises as `DeltaHandle.read`."""
+        """The changes. Raises as `DeltaHandle.read`."""
         return self.handle.read() if self.delta is None else self.delta
 
     def is_unchanged(self) -> bool:

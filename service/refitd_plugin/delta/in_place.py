@@ -117,10 +117,10 @@ _SCRATCH = 24 * 2**20  # bytes on the device: indices, new and old values of a c
 
 
 class DevicePatch:
-    """Tensors on one GPU, by kernels. Made and looked at in any thread."""
+    """Tensors on one GPU, by kernels. Any thread makes a patch and looks."""
 
     def __init__(self, laid: LaidOutDelta, holders: Sequence[Any]) -> None:
-        """As `HostPatch`. There is something to change."""
+        """Take what `HostPatch` takes. There is at least one piece."""
         self._device = holders[int(laid.groups[0].table[0, HOLDER])].device
         self._pieces, self._holders = len(laid.names), len(holders)
         addresses = np.array([tensor.data_ptr() for tensor in holders], np.int64)
@@ -128,7 +128,7 @@ class DevicePatch:
             self._groups = [_Group(group, addresses, self._device) for group in laid.groups]
 
     def look(self) -> Shifts:
-        """On a stream of its own: an engine may be computing meanwhile, and does not write."""
+        """Look on a stream of the patch's own: an engine may be computing meanwhile, and does not write."""
         with torch.cuda.device(self._device), torch.cuda.stream(_side_stream(self._device)):
             sums = torch.zeros(self._pieces + self._holders, dtype=torch.int64, device=self._device)
             for group in self._groups:
@@ -152,8 +152,6 @@ class DevicePatch:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Programs `units`, which have the elements `begin` to `end`."""
-
     units: slice
     begin: int
     end: int
@@ -226,7 +224,6 @@ def _scratch(device: Any) -> Iterator[Any]:
 
 @cache
 def _side_stream(device: Any) -> Any:
-    """One stream for all: each has memory of its own."""
     return torch.cuda.Stream(device)
 
 
@@ -358,8 +355,6 @@ def _expected(
 
 
 class DeltaInPlace(UpdateSource):
-    """See `UpdateSource`."""
-
     kind = "delta"
 
     def __init__(self, changes: DeltaChanges, loading: Loading) -> None:
@@ -370,7 +365,7 @@ class DeltaInPlace(UpdateSource):
 
     @property
     def signature(self) -> str:
-        """As of now; `is_unchanged` says whether that is what was read."""
+        """What the files look like now; `is_unchanged` says whether they were read so."""
         return signature(self.changes.place.root, self.changes.place.path)
 
     def is_unchanged(self) -> bool:
@@ -405,7 +400,6 @@ class DeltaInPlace(UpdateSource):
         return None
 
     def put_back(self, call: UpdateCall, previous: ServedState | None, path: str) -> TensorFeed:
-        """Exactly what was overwritten."""
         patch = self._ready.patch
         return self.loading.apply(call, path, "auto", write_nothing if patch is None else patch.undo)
 

@@ -294,7 +294,7 @@ def _fill(target: NDArray[Any], source: NDArray[Any], taken: NDArray[np.intp] | 
 
 
 def _in_lanes(works: Sequence[_Work]) -> None:
-    """Do all work, in several threads. Large pieces of work come first, and small ones share a job."""
+    """Do all work in several threads. Large work comes first, and small work shares a job."""
     jobs: list[list[Callable[[], None]]] = []
     room = -1
     for size, work in sorted(works, key=itemgetter(0), reverse=True):

@@ -49,7 +49,7 @@ class CopySchedule:
     device: torch.device | None = None
 
     def on_device(self) -> AbstractContextManager[None]:
-        """Where the steps are to run: a thread begins on the first GPU."""
+        """The device on which the steps are to run: a thread begins on the first GPU."""
         return nullcontext() if self.device is None else torch.cuda.device(self.device)
 
 
@@ -149,7 +149,6 @@ def buffered(copies: Iterable[PlanCopy], tensors: Callable[[], Mapping[str, torc
 
 
 def _parts(target: torch.Tensor, source: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """A copy in parts that fit into a buffer."""
     rows = max(1, _BUFFER_BYTES // max(1, source[:1].nbytes)) if source.dim() else 1
     if source.dim() == 0 or source.shape[0] <= rows:
         yield target, source

@@ -91,7 +91,7 @@ _Key = tuple[int, int, int]
 
 
 class Registered:
-    """One file. It is unregistered and unmapped when this object is collected."""
+    """One file, mapped and registered until this object is collected."""
 
     def __init__(self, fd: int, size: int, device: int) -> None:
         """Map and register a file that is open for reading.
@@ -110,7 +110,6 @@ class Registered:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the file has no name any more."""
         return os.fstat(self._fd).st_nlink == 0
 
 
@@ -158,7 +157,9 @@ class Registry:
 
 
 def _mapped(fd: int, size: int, device: int) -> tuple[mmap.mmap, int]:
-    """Mapped for reading; where the driver registers no such memory, and the file may be written, for writing."""
+    """Map a file for reading. Where the driver registers no such memory, and the file may be written, map it for
+    writing.
+    """
     try:
         return _registered(fd, size, mmap.PROT_READ, device, PORTABLE | READ_ONLY)
     except OSError:

@@ -148,7 +148,6 @@ class _Side:
     step: int
 
     def at(self, element: int) -> int:
-        """Where an element lies."""
         row, column = divmod(element - self.begin, self.pitch) if self.rows > 1 else (0, element - self.begin)
         return self.place + row * self.step + column
 
@@ -187,7 +186,6 @@ def _cut(copy: PlanCopy, tensor: OfferedTensor) -> list[PlanCopy] | None:
 
 
 def _in_elements(tensor: OfferedTensor, item: int) -> Sequence[Strip]:
-    """The parts of a tensor, in elements of so many bytes."""
     strips = strips_of(tensor.parts)
     return [strip(each.begin // item, each.width // item, each.rows, each.pitch // item) for each in strips]
 
@@ -199,15 +197,14 @@ _LENDER_LOOK_SECONDS = 1.0  # between two looks whether a trainer is still there
 class OpenedMemory:
     """The memory of one trainer that a layout names.
 
-    `structure` has its tensors as a folder's would be, with the digest of their `inventory`, once they were held
-    against the model, and `pairs` its output layers that have to be copies of embeddings, and those; `readied` are the
-    copies of a hand-over, once they were made ready. `pieces` are what lies in memory: the tensors, or their parts.
+    `structure` has its tensors as a folder's would be, once they were held against the model, and `pairs` its output
+    layers that have to be copies of embeddings, and those; `readied` are the copies of a hand-over, once they were made
+    ready. `pieces` are what lies in memory: the tensors, or their parts.
     """
 
     exporter: Path
     layout: OfferLayout
     structure: Structure | None = None
-    inventory: str = ""
     pairs: Mapping[str, str] = field(default_factory=dict[str, str])
     readied: "Readied | None" = None
     pieces: dict[str, OfferedTensor] = field(init=False)
@@ -225,7 +222,6 @@ class OpenedMemory:
 
     @property
     def is_there(self) -> bool:
-        """Whether the trainer lives, with all its ranks."""
         return exporter.is_there(self.exporter, (exporter.NAME, *self.layout.locks))
 
     @cached_property
@@ -234,12 +230,10 @@ class OpenedMemory:
 
     @cached_property
     def is_in_parts(self) -> bool:
-        """Whether ranks of a trainer have parts of it."""
         return any(tensor.parts for tensor in self.layout.tensors)
 
     @property
     def ends(self) -> dict[ExportedAllocation, int]:
-        """How many bytes of each allocation the tensors use."""
         found: dict[ExportedAllocation, int] = {}
         for name, place in self.places.items():
             found[place.allocation] = max(found.get(place.allocation, 0), place.offset + self.pieces[name].nbytes)
@@ -247,7 +241,6 @@ class OpenedMemory:
 
     @property
     def is_on_device(self) -> bool:
-        """Whether any of it is a GPU's."""
         return bool(self.places)
 
 

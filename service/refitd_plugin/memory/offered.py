@@ -51,7 +51,6 @@ class OfferedMemory(VersionSource):
 
     @property
     def digest(self) -> str:
-        """The digest of all that the offer says."""
         return self.structure.signature
 
     @property
@@ -129,7 +128,7 @@ def memory_of(
         structure, model = structure_of(opened), reference()
         if differences := compare(structure.inventory, model):
             raise SourceRefusedError(f"the offer does not fit the model: {listed(differences)}")
-        opened.structure, opened.inventory = structure, structure.inventory.digest
+        opened.structure = structure
         opened.pairs = model.pairs_in(structure.inventory)
     for copy, first in opened.pairs.items():
         if offer.expected[copy] != offer.expected[first]:
@@ -140,7 +139,6 @@ def memory_of(
     return OfferedMemory(
         place=place,
         structure=structure,
-        inventory=opened.inventory,
         maps={},
         offer=offer,
         announced=announced,
@@ -302,10 +300,12 @@ class OfferedVersion(FullVersion):
         self.imported.close()
 
 
-def is_promised(path: str) -> bool:
-    """Whether a version's files may yet come here: a root's folder of that name, and nothing there."""
+def is_ours(path: str, root: Path | None) -> bool:
+    """Whether a folder is a version, or a version's files may yet come here: a root's folder of that name, and nothing
+    there.
+    """
     folder = Path(path)
-    return (
+    return is_version(path, root) or (
         parse_version_folder(folder.name) is not None
         and not folder.exists()
         and any((above / SERVICE_FOLDER).is_dir() for above in folder.absolute().parents)

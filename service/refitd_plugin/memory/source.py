@@ -56,12 +56,13 @@ class VersionPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionSource:
-    """A version, held open. `inventory` is the digest of names, shapes and dtypes."""
-
     place: VersionPlace
     structure: Structure
-    inventory: str
     maps: Mapping[str, mmap.mmap] = field(repr=False)
+
+    @property
+    def inventory(self) -> str:
+        return self.structure.inventory.digest
 
     @property
     def digest(self) -> str:
@@ -80,7 +81,6 @@ class VersionSource:
 
     @property
     def is_on_device(self) -> bool:
-        """Whether its bytes are in the memory of GPUs."""
         return False
 
     @property
@@ -196,7 +196,7 @@ def mapped(place: VersionPlace) -> VersionSource:
             for name in seen.headers:
                 with folder.open(name, seen.files[name]) as fd:
                     maps[name] = mmap.mmap(fd, seen.files[name].size, access=mmap.ACCESS_COPY)
-            return VersionSource(place=place, structure=seen, inventory=seen.inventory.digest, maps=maps)
+            return VersionSource(place=place, structure=seen, maps=maps)
     except (OpeningRefusedError, ChangedError) as error:
         raise SourceRefusedError(str(error)) from error
 
@@ -257,4 +257,4 @@ def started_from(folder: Path) -> VersionSource:
         raise SourceRefusedError(f"{folder} cannot be read: {error}") from error
     seen = Structure(path=folder.name, files={}, headers=headers, inventory=inventory_of(headers))
     place = VersionPlace(folder.parent, folder.name)
-    return VersionSource(place=place, structure=seen, inventory=seen.inventory.digest, maps=maps)
+    return VersionSource(place=place, structure=seen, maps=maps)

@@ -72,7 +72,6 @@ class TensorFingerprints:
         self._same = [(name, holders.get((target.data_ptr(), target.numel()))) for name, target in targets]
         others = [target for (_, target), (_, same) in zip(targets, self._same, strict=True) if same is None]
         self.others = others
-        self.names = frozenset(name for name, _ in targets)
         self._batch = FingerprintBatch(others)
 
     def take(self, contents: dict[str, str], others: Sequence[int] | None = None) -> list[tuple[str, int]]:

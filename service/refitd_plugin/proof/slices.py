@@ -235,7 +235,6 @@ class ModelSlices:
         self._scan = SliceScan(taken, holders)
 
     def take(self) -> SliceSums:
-        """What they add to fingerprints now."""
         return SliceSums(self.table, self._scan.take())
 
     def check(self, found: SliceSums | None, expected: Mapping[str, str], says: str) -> SliceCheck:
@@ -271,7 +270,6 @@ class SliceScan:
             self._strips = StripScan([_strip_of(*each) for each in self._views], device)
 
     def take(self) -> Sums:
-        """What they add. Waits for the GPU."""
         if self._strips is not None:
             return np.array([found.fingerprint for found in self._strips.begin()()], dtype=np.uint64)
         found = [part_scans([PartInput(flat_bits(view), [rows])])[0].fingerprint for view, rows in self._views]

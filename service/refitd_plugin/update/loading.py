@@ -138,7 +138,6 @@ class PlanTables:
 
     @cached_property
     def holders(self) -> dict[str, torch.Tensor]:
-        """The model's tensors, by the numbers that routes give."""
         return holders_of(self._model)
 
     @cached_property
@@ -195,8 +194,6 @@ class Readied:
 
 
 class Loading:
-    """The loads of one rank, and its plan."""
-
     def __init__(self, process: EngineProcess) -> None:
         self.plan: ReplayPlan | None = None
         self._process = process
@@ -330,7 +327,7 @@ class Loading:
         self, call: UpdateCall, feed: TensorFeed, path: str, load_format: str, watching: Any = None
     ) -> TensorFeed:
         """One call of the engine's function. Notes in the feed what went wrong, and returns it."""
-        model = self.model
+        model, dtype = self.model, torch.get_default_dtype()
         try:
             with self._process.feeding(feed), feed.replacing(model), watching or nullcontext():
                 ok, message = call.original(path, load_format)
@@ -344,6 +341,8 @@ class Loading:
             cause = error.__context__ if isinstance(error, NoRollbackError) and error.__context__ is not None else error
             logger.warning("a load failed", exc_info=cause)
             feed.fault = f"{type(cause).__name__}: {cause}"
+        finally:
+            torch.set_default_dtype(dtype)  # SGLang before 0.5.19 leaves the model's behind when a load raises
         return feed
 
     def _prove(self, call: UpdateCall, plan: ReplayPlan, tensors: dict[str, Any]) -> str | None:

@@ -45,11 +45,12 @@ class ReplayPlan:
         return self.loader_only is None
 
     def fits(self, inventory: str, model: torch.nn.Module) -> bool:
-        """Whether it was learned from tensors of the same names, shapes and dtypes, and for this model as it is now."""
+        """Whether the plan was learned from tensors of the same names, shapes and dtypes, and for this model as it is
+        now.
+        """
         return self.inventory == inventory and self.addresses == addresses_of(model)
 
     def rest(self, tensors: Tensors) -> list[tuple[str, torch.Tensor]]:
-        """What the loader has to load, by name."""
         return [(name, tensors[name]) for name in self.residual]
 
 

@@ -60,21 +60,15 @@ class LedError(Exception):
     """An update comes from another service than the one that leads. The message names the one that leads."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
-    owner: Owner
-    seconds: float
-    renewed: float
-    process: int | None  # a descriptor of the owner's process, where this one can see it
-
-
 class LeaderLease:
     """The lease of one rank. `clock` is monotonic, in seconds. For any thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = Lock()
-        self._held: _Held | None = None
+        self._owner: Owner | None = None
+        self._process: int | None = None  # a descriptor of the owner's process, where this one can see it
+        self._seconds = self._renewed = 0.0
         self._newest: Owner | None = None  # of the group that led last, with the highest epoch that it showed
 
     def take(self, owner: Owner, seconds: float, pid: int = 0) -> str | None:
@@ -83,45 +77,43 @@ class LeaderLease:
         cannot.
         """
         with self._lock:
-            held = self._current()
-            if held is not None and held.owner.service != owner.service:
-                return self._sentence(held)
-            newest = self._newest
+            other, newest = self._current(), self._newest
+            if other is not None and other.service != owner.service:
+                return self._sentence(other)
             if newest is not None and newest.service == owner.service and owner.epoch < newest.epoch:
                 who = f"the refitd at {newest.host} (pid {newest.pid})"
                 return f"the engine is led by {who}, with epoch {newest.epoch} after {owner.epoch}"
-            self._newest = owner
             self._end()
-            self._held = _Held(owner, min(seconds, LONGEST_SECONDS), self._clock(), _opened(pid))
+            self._owner = self._newest = owner
+            self._process = _opened(pid)
+            self._seconds, self._renewed = min(seconds, LONGEST_SECONDS), self._clock()
             return None
 
     def renew(self) -> None:
         """Renew the lease of the service that leads: it could not do so while it loaded a version."""
         with self._lock:
-            if (held := self._current()) is not None:
-                self._held = _Held(held.owner, held.seconds, self._clock(), held.process)
+            if self._current() is not None:
+                self._renewed = self._clock()
 
     def leader(self) -> str | None:
         """A sentence that names the service that leads the engine; None where none does."""
         with self._lock:
-            held = self._current()
-            return None if held is None else self._sentence(held)
+            owner = self._current()
+            return None if owner is None else self._sentence(owner)
 
-    def _current(self) -> _Held | None:
-        held = self._held
-        if held is not None and (self._clock() - held.renewed >= held.seconds or _has_ended(held.process)):
+    def _current(self) -> Owner | None:
+        if self._clock() - self._renewed >= self._seconds or _has_ended(self._process):
             self._end()
-        return self._held
+        return self._owner
 
     def _end(self) -> None:
-        if self._held is not None and self._held.process is not None:
-            os.close(self._held.process)
-        self._held = None
+        if self._process is not None:
+            os.close(self._process)
+        self._owner = self._process = None
 
-    def _sentence(self, held: _Held) -> str:
-        owner, ago = held.owner, self._clock() - held.renewed
+    def _sentence(self, owner: Owner) -> str:
         who = f"the refitd of root {owner.root} at {owner.host} (pid {owner.pid})"
-        return f"the engine is led by {who}, which said so {ago:.0f} s ago"
+        return f"the engine is led by {who}, which said so {self._clock() - self._renewed:.0f} s ago"
 
 
 def is_of_another_root(path: str, root: Path) -> bool:
@@ -175,7 +167,7 @@ class Commit:
     _written: TensorFeed | None = None
 
     def write(self) -> RankReport:
-        """Load. Never raises: the other ranks wait for the report."""
+        """Load the version. Never raises: the other ranks wait for the report."""
         began = False
         try:
             self._served = self.previous(self.model_path)  # before anything is written
@@ -248,7 +240,7 @@ class Commit:
 
 
 class RankEngine:
-    """One rank. The channel's thread calls `prepare`; all else happens in the engine's own thread."""
+    """One rank's part of updates. The channel's thread calls `prepare`; the engine's own thread calls all else."""
 
     def __init__(self, process: EngineProcess, ranks: Ranks, settings: PluginSettings) -> None:
         self.process = process

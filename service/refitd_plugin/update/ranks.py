@@ -40,8 +40,6 @@ class RankState(StrEnum):
 
 
 class NextStep(StrEnum):
-    """What every rank does next."""
-
     COMMIT = "commit"
     KEEP = "keep"
     REFUSE = "refuse"

@@ -106,7 +106,8 @@ _MOST_STRIPS = 256  # of one tensor: one that is needed in more pieces is sent w
 
 
 def needs_of(plan: ReplayPlan, sizes: Mapping[str, int]) -> RankNeeds | None:
-    """What a rank with this plan needs; None where only the loader knows. `sizes`: bytes of the checkpoint's tensors.
+    """What a rank with this plan needs; None where only the loader knows. `sizes`: bytes of the checkpoint's
+    tensors.
     """
     if not plan.replays or not plan.proven:
         return None
@@ -138,7 +139,6 @@ def _of_copies(copies: Sequence[PlanCopy], nbytes: int) -> TensorNeeds:
 
 
 def _together(strips: Sequence[Strip]) -> list[Strip]:
-    """The same with rows that follow on each other as one."""
     lines = joined((each.begin, each.width) for each in strips if each.rows == 1)
     return sorted([*lines, *(each for each in strips if each.rows > 1)])
 
@@ -164,7 +164,6 @@ def strips_of(offset: int, shape: Sequence[int], strides: Sequence[int], size: i
 
 
 def sizes_of(structure: Structure) -> dict[str, int]:
-    """The bytes of a version's tensors, by name."""
     return {name: prod(each.shape) * BITS[each.dtype] // 8 for name, each in structure.inventory.tensors.items()}
 
 

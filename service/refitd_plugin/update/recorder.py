@@ -55,12 +55,10 @@ class PlanCopy:
 
     @property
     def begin(self) -> int:
-        """The address of the first byte that it writes."""
         return self.target.data_ptr()
 
     @property
     def end(self) -> int:
-        """The address behind the last byte that it writes."""
         steps = ((size - 1) * stride for size, stride in zip(self.target.shape, self.target.stride(), strict=True))
         return self.begin + (sum(steps) + 1) * self.target.element_size()
 
@@ -123,7 +121,7 @@ class OldContents:
         return place.without(known) > 0 or any(each.place.meets(place) and self._stays(each) for each in self._stale)
 
     def moved(self, source: torch.Tensor, twin: torch.Tensor) -> None:
-        """Old contents of one of the model's tensors were moved, bit for bit."""
+        """Note that old contents of one of the model's tensors were moved, bit for bit."""
         storage = twin.untyped_storage()
         written = len(self._copies), len(self._written)
         self._twins[storage.data_ptr()] = _Twin(StorageWeakRef(storage), layout_of(twin), source.detach(), *written)
@@ -142,7 +140,7 @@ class OldContents:
         return not since.meets(place)
 
     def copied_to(self, target: torch.Tensor) -> None:
-        """Old contents were copied to another place in the model."""
+        """Note that old contents were copied to another place in the model."""
         self._stale.append(_Stale(_covered(target), len(self._copies)))
 
     def may_read(self, tensor: torch.Tensor) -> bool:

@@ -137,7 +137,7 @@ class UpdateSource(ABC):
 
     @abstractmethod
     def write(self, call: UpdateCall) -> TensorFeed:
-        """Load it. What is returned says how far that came."""
+        """Load the version. The feed says how far that came."""
 
     @abstractmethod
     def check(self, contents: dict[str, str]) -> str | None:
@@ -237,7 +237,7 @@ class ServedAgain(UpdateSource):
 
     @property
     def signature(self) -> str:
-        """Nothing is read of its files."""
+        """Nothing is read of the version's files."""
         return ""
 
     def is_unchanged(self) -> bool:

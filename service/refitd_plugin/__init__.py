@@ -9,7 +9,7 @@
     delta          deltas, written into what is served
     memory         where a version lies, and how its bytes get into the model
     proof          fingerprints of what is in memory
-    prefetch       a process beside the rank that looks at versions
+    prefetch       a process beside the rank that reads versions
 
 The package imports the client alone. torch is imported by those modules only that a rank with a model needs.
 """

@@ -302,7 +302,7 @@ def delta_changes(
     Raises:
         SourceRefusedError: its file is another one by now.
     """
-    manifest, memory = reply.manifest, lease.buffer.bytes
+    manifest, memory = reply.manifest, lease.buffer.bytes if reply.groups else b""
     label = version_id(manifest.run, manifest.order)
     try:
         with Folder(place.root, place.path) as folder, folder.open(DELTA_NAME, reply.files[1]) as fd:

@@ -112,7 +112,7 @@ class RequestHandler:
         if (known := engine.loading.plan) is not None:
             facts = {"replays": known.replays, "copies": len(known.copies), "loader": len(known.residual)}
             plan = facts | {"proven": known.proven, "reason": known.loader_only or ""}
-        engine.preparing.inspector.worker.begin()  # a service is there, which will have versions prepared
+        engine.preparing.worker.begin()  # a service is there, which will have versions prepared
         return {
             "served": engine.served,
             "needs": engine.preparing.needs(self._root),

@@ -33,9 +33,9 @@ def rank(tmp_path: Path) -> Generator[Rank]:
     startup.mkdir()
     save_file(tiny_weights(0), startup / "model.safetensors")
     rank = Rank(startup)
-    rank.engine.preparing.inspector.worker.begin()
+    rank.engine.preparing.worker.begin()
     yield rank
-    rank.engine.preparing.inspector.worker.end()
+    rank.engine.preparing.worker.end()
 
 
 def by_worker(rank: Rank, folder: Path) -> bool:
@@ -47,14 +47,14 @@ def by_worker(rank: Rank, folder: Path) -> bool:
 
 def test_it_imports_neither_torch_nor_sglang(rank: Rank, root: Path) -> None:
     assert by_worker(rank, version(root, 1))
-    libraries = Path(f"/proc/{rank.engine.preparing.inspector.worker.pid}/maps").read_text()
+    libraries = Path(f"/proc/{rank.engine.preparing.worker.pid}/maps").read_text()
     assert "libtorch" not in libraries
 
 
 def test_one_that_is_killed_is_begun_again_and_holds_up_nothing(
     rank: Rank, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, its = version(root, 1), rank.engine.preparing.inspector.worker
+    one, its = version(root, 1), rank.engine.preparing.worker
     assert by_worker(rank, one)
     first = its.pid
     monkeypatch.setattr(prefetch, "_BEGIN_AGAIN_SECONDS", 0.0)
@@ -68,7 +68,7 @@ def test_one_that_is_killed_is_begun_again_and_holds_up_nothing(
 def test_one_that_hangs_is_let_go_of_when_nobody_wants_its_version_any_more(
     rank: Rank, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, its = version(root, 1), rank.engine.preparing.inspector.worker
+    one, its = version(root, 1), rank.engine.preparing.worker
     assert by_worker(rank, one)
     monkeypatch.setattr(prefetch, "_STOP_REPLY_SECONDS", 0.05)
     hung, stop = psutil.Process(its.pid), threading.Event()
@@ -95,7 +95,7 @@ def test_it_ends_with_its_rank(tmp_path: Path) -> None:
 
 
 def test_where_no_process_can_be_begun_a_thread_reads(tmp_path: Path, root: Path, rank: Rank) -> None:
-    rank.engine.preparing.inspector.worker.end()
+    rank.engine.preparing.worker.end()
 
     def refuse(*_: object, **__: object) -> None:
         raise OSError("no process may be begun")

@@ -37,7 +37,7 @@ from refitd_client.contract.manifest import FileDigest
 from refitd_client.contract.naming import DELTA_NAME, MANIFEST_NAME
 from refitd_client.delta import DeltaFile, DeltaRefusedError, check_fits
 from refitd_client.errors import NO_SPACE
-from refitd_client.files.durable import clone
+from refitd_client.files.durable import clone, write_at
 from refitd_client.files.plain_file import NotPlainError, fill, open_plain
 from refitd_client.fingerprint import bits_of, to_text, width_of
 from refitd_client.lanes import in_lanes, lanes_for
@@ -281,10 +281,3 @@ def _writing(folder: int, name: str, source: int | None = None) -> Generator[int
         yield fd
     finally:
         os.close(fd)
-
-
-def write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
-    """Write all of `data`, of which the kernel may take less at a time. `offset`: the byte where it begins."""
-    view, written = memoryview(data), 0
-    while written < len(view):
-        written += os.pwrite(fd, view[written:], offset + written)

@@ -11,7 +11,6 @@ the service loads a version that has files.
 """
 
 import logging
-from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -141,53 +140,57 @@ _ERRORS: dict[str, type[Exception]] = {
 """The error of each kind of refusal but `unable`."""
 
 
-class VersionInspector:
-    """Looks at versions for one rank.
+def buffer_mapper(device: Any) -> Mapper:
+    if device is None:
+        return PlainMapping
+    from refitd_plugin.memory.driver import Registered
 
-    `startup` is the model that the server was started on, `revision` its revision on the hub; `map_buffer` maps a
-    delta's memory to where the rank's device reads it.
-    """
+    return partial(Registered, device=device.index or 0)
 
-    def __init__(self, startup: str, revision: str | None, map_buffer: Mapper) -> None:
-        self._startup, self._revision = startup, revision
+
+class Preparing:
+    """Makes versions ready for one rank. `root` is the service's, where the settings name it."""
+
+    def __init__(
+        self,
+        process: EngineProcess,
+        root: Path | None,
+        loading: Loading,
+        restore_point: RestorePoint,
+        prover: VersionProver | None = None,
+    ) -> None:
+        self._root, self._loading, self._restore_point = root, loading, restore_point
+        self._prover = prover
+        self._device = next(iter(devices_of(process.model)), None)
+        self._startup, self._revision = process.model_path, process.revision  # an update changes the path
         self._folder: Path | None = None
         self._reference: Reference | None = None
-        self._map_buffer, self._free = map_buffer, list[DeltaBuffer]()
-        self._sent: tuple[int, Placements | None] = 0, None
         self.worker = PrefetchWorker()
+        self._map_buffer, self._free = buffer_mapper(self._device), list[DeltaBuffer]()
+        self._sent: tuple[int, Placements | None] = 0, None
+        self.handle_cache = IpcHandleCache()
+        self.receiver, self._announced_needs = RankReceiver(self._device), AnnouncedNeeds()
+        self._received = ""  # the needs of the last transfer
 
-    def here(
-        self, place: VersionPlace, options: Options, *, check_bytes: bool, stop: Event | None = None
-    ) -> VersionSource | DeltaChanges:
+    def here(self, path: str) -> UpdateSource:
         """Look in this thread.
 
         Raises:
-            SourceRefusedError: it is not one to load into this model.
-            ReadingStoppedError: `stop` was set. OSError: it cannot be read.
+            SourceRefusedError: it is not one to load into this model. OSError: it cannot be read.
         """
-        if is_delta(str(place.folder)):
-            reference = None
-            with suppress(SourceRefusedError):
-                reference = self.known()
-            return open_changes(place, check_bytes=check_bytes, most=most_memory(reference))
-        return open_version(place, self.known(), options, check_bytes=check_bytes, stop=stop)
+        if (served_state := self._restore_point.at(path)) is not None:
+            return ServedAgain(served_state, self._loading)
+        options = Options()
+        return self._update_source(self._look(place_of(path, self._root), options, check_bytes=True), options)
 
-    def ahead(
-        self,
-        place: VersionPlace,
-        options: Options,
-        *,
-        check_bytes: bool,
-        stop: Event,
-        placements: Callable[[], Placements | None],
-        stages: Stages,
-    ) -> VersionSource | DeltaChanges:
+    def ahead(self, path: str, options: Options, *, check_bytes: bool, stop: Event, stages: Stages) -> UpdateSource:
         """Look while the engine serves, through the prefetch worker where that reads more than headers. Raises as
-        `here`, whose arguments it takes. `placements`: gives those that a delta is laid out by, if there are any.
+        `here`, and ReadingStoppedError: `stop` was set.
         """
+        place = place_of(path, self._root)
         delta, model = is_delta(str(place.folder)), ""
         if not (delta or check_bytes):
-            return self.here(place, options, check_bytes=False, stop=stop)
+            return self._update_source(self._look(place, options, check_bytes=False, stop=stop), options)
         with suppress(SourceRefusedError) if delta else nullcontext():  # a delta can be looked at without the model
             model = str(self._model())
         order = ReadOrder(
@@ -198,23 +201,33 @@ class VersionInspector:
             options=options,
             is_delta=delta,
         )
-        by = placements() if delta else None
+        by = self._placements() if delta else None
         reply, lease = self._asked(order, by, stop)
         match reply:
             case None | Refusal(kind="unable"):
-                return self.here(place, options, check_bytes=check_bytes, stop=stop)
+                return self._update_source(self._look(place, options, check_bytes=check_bytes, stop=stop), options)
             case Refusal():
                 raise _ERRORS[reply.kind](reply.reason)
             case DeltaRead():
                 found = delta_changes(place, reply, lease, by)
             case FullRead():
-                found = self.here(place, options, check_bytes=False)
+                found = self._look(place, options, check_bytes=False)
                 if isinstance(found, DeltaChanges) or found.structure.signature != reply.signature:
                     raise SourceRefusedError(f"{place.folder} changed while it was looked at")
             case _:
                 assert_never(reply)
         stages.add("clerk", reply.ms)  # a word of the reply: it stays
-        return found
+        return self._update_source(found, options)
+
+    def _look(
+        self, place: VersionPlace, options: Options, *, check_bytes: bool, stop: Event | None = None
+    ) -> VersionSource | DeltaChanges:
+        if not is_delta(str(place.folder)):
+            return open_version(place, self.known(), options, check_bytes=check_bytes, stop=stop)
+        reference = None
+        with suppress(SourceRefusedError):
+            reference = self.known()
+        return open_changes(place, check_bytes=check_bytes, most=most_memory(reference))
 
     def _asked(self, order: ReadOrder, by: Placements | None, stop: Event) -> tuple[Reply | None, BufferLease]:
         """Ask the prefetch worker. Placements are sent once to each process."""
@@ -243,48 +256,6 @@ class VersionInspector:
             self._folder = folder_of(self._startup, self._revision)
         return self._folder
 
-
-def buffer_mapper(device: Any) -> Mapper:
-    if device is None:
-        return PlainMapping
-    from refitd_plugin.memory.driver import Registered
-
-    return partial(Registered, device=device.index or 0)
-
-
-class Preparing:
-    def __init__(
-        self,
-        process: EngineProcess,
-        root: Path | None,
-        loading: Loading,
-        restore_point: RestorePoint,
-        prover: VersionProver | None = None,
-    ) -> None:
-        self._root, self._loading, self._restore_point = root, loading, restore_point
-        self._prover = prover
-        self._device = next(iter(devices_of(process.model)), None)
-        self.inspector = VersionInspector(process.model_path, process.revision, buffer_mapper(self._device))
-        self.handle_cache = IpcHandleCache()
-        self.receiver, self._announced_needs = RankReceiver(self._device), AnnouncedNeeds()
-        self._received = ""  # the needs of the last transfer
-
-    def here(self, path: str) -> UpdateSource:
-        """Look in this thread. Raises as `VersionInspector.here`."""
-        if (served_state := self._restore_point.at(path)) is not None:
-            return ServedAgain(served_state, self._loading)
-        options = Options()
-        found = self.inspector.here(place_of(path, self._root), options, check_bytes=True)
-        return self._update_source(found, options)
-
-    def ahead(self, path: str, options: Options, *, check_bytes: bool, stop: Event, stages: Stages) -> UpdateSource:
-        """Look while the engine serves. Errors are those of `VersionInspector.here`."""
-        place = place_of(path, self._root)
-        found = self.inspector.ahead(
-            place, options, check_bytes=check_bytes, stop=stop, placements=self._placements, stages=stages
-        )
-        return self._update_source(found, options)
-
     def offered(self, path: str, offer: str, stop: Event) -> OfferedVersion:
         """Look at what a trainer offers. Where it sends that to this rank over a process group, wait until it is here.
         `offer`: the path of the offer's file beneath the root.
@@ -309,7 +280,7 @@ class Preparing:
         elif announced.transfer is not None and announced.transfer.senders > 1:
             raise SourceRefusedError("each rank of the trainer has a part of it, and none is sent to this rank")
         imported, opened = self.handle_cache.import_offer(place.root, offer)
-        known, on_device = self.inspector.known, self._device is not None
+        known, on_device = self.known, self._device is not None
         source = memory_of(place, imported.offer, announced, opened, self.handle_cache, known, on_device=on_device)
         return OfferedVersion(
             source=source, loading=self._loading, imported=imported, device=self._device, sliced=sliced

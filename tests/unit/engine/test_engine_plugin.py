@@ -115,7 +115,7 @@ async def test_one_rank_that_would_not_load_it_is_enough_and_the_others_let_go_o
 ) -> None:
     put(root, 1)
     with plugged_mini(root, size=2) as sglang:
-        looking = sglang.members[1].engine.preparing.inspector
+        looking = sglang.members[1].engine.preparing
         monkeypatch.setattr(looking, "known", lambda: (_ for _ in ()).throw(OSError("stale handle")))
         async with speaking_to(sglang, root) as engine:
             done = await refit(engine, target(root, 1))
@@ -280,7 +280,7 @@ async def test_a_service_that_stops_while_a_rank_prepares_has_paused_nothing(
 ) -> None:
     put(root, 1)
     begun, go_on = threading.Event(), threading.Event()
-    looking = sglang.members[0].engine.preparing.inspector
+    looking = sglang.members[0].engine.preparing
     look = looking.ahead
 
     def slow(*args: Any, **more: Any) -> Any:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,9 +21,7 @@ from refitd_client.transport.offer_file import ExportedTensors, make_secret
 from refitd_plugin.memory import offered
 from refitd_plugin.memory.imported import IpcHandleCache, OpenedMemory
 from refitd_plugin.memory.offered import OfferedVersion, memory_of, structure_of
-from refitd_plugin.memory.source import SourceRefusedError, VersionPlace
-from refitd_plugin.prefetch import PlainMapping
-from refitd_plugin.update.preparing import VersionInspector
+from refitd_plugin.memory.source import SourceRefusedError, VersionPlace, reference_in
 from support.exporting import exporting, fill, offer_of, shared
 from support.mini_sglang import tiny_weights
 from support.tiny_rank import Breaking, Rank, group, together, version
@@ -225,14 +224,15 @@ def test_a_head_of_its_own_is_not_taken_from_memory_into_a_model_that_ties_it(
     weights["embed_tokens.weight"] = weights.pop("embed.weight")
     save_file(weights, startup / "model.safetensors")
     (startup / "config.json").write_text('{"tie_word_embeddings": true}')
-    inspector = VersionInspector(str(startup), None, PlainMapping)
     made = shared(weights | {"lm_head.weight": weights["embed_tokens.weight"] + own}, tmp_path)
     with exporting(root, 5, made) as exported:
         place, offer = VersionPlace(root, "run/v000005"), f"run/{exported.path.name}"
         cache = IpcHandleCache()
         imported, opened = cache.import_offer(root, offer)
         with pytest.raises(SourceRefusedError, match=r"differs from embed_tokens\.weight") if own else nullcontext():
-            memory_of(place, imported.offer, imported.offer, opened, cache, inspector.known, on_device=False)
+            memory_of(
+                place, imported.offer, imported.offer, opened, cache, partial(reference_in, startup), on_device=False
+            )
         imported.close()
         cache.close()
     made.close()

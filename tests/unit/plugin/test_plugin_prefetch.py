@@ -50,12 +50,12 @@ class InProcess(PrefetchWorker):
 
 def with_worker(startup: Path) -> Rank:
     rank = Rank(startup)
-    rank.engine.preparing.inspector.worker = InProcess()
+    rank.engine.preparing.worker = InProcess()
     return rank
 
 
 def replies(rank: Rank) -> list[Any]:
-    return rank.engine.preparing.inspector.worker.replies
+    return rank.engine.preparing.worker.replies
 
 
 def changed(weights: Weights, step: int) -> Weights:
@@ -81,7 +81,7 @@ def test_versions_that_a_prefetch_worker_has_read_are_served_as_others(root: Pat
         assert served(rank, delta(root, step, step - 1, before, weights)) == "delta"
         assert values(rank.model) == expected(weights)
     assert [type(reply).__name__ for reply in replies(rank)] == ["FullRead"] * 2 + ["DeltaRead"] * 3
-    orders = rank.engine.preparing.inspector.worker.orders[2:]
+    orders = rank.engine.preparing.worker.orders[2:]
     assert [each.lays_out for each in orders] == [True] * 3
     assert [each.placements is None for each in orders] == [False, True, True], "the ways into a model are told once"
 

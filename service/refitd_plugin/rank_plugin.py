@@ -33,8 +33,8 @@ from refitd_plugin.update.update_source import FullVersion
 logger = logging.getLogger("refitd_plugin")
 
 PREPARE_SECONDS = 120.0
-_LEFT: Reply = {"kinds": [], "backends": [], "plan": None, "proves": False}
-_LEFT |= dict.fromkeys(("served", "needs", "device", "leader"), "")
+_ASIDE_FACTS: Reply = {"kinds": [], "backends": [], "plan": None, "proves": False}
+_ASIDE_FACTS |= dict.fromkeys(("served", "needs", "device", "leader"), "")
 _HANDOVER_SECONDS = 10.0
 
 
@@ -105,7 +105,7 @@ class RequestHandler:
             "model": {"path": process.model_path, "class": type(process.model).__name__},
             "boot": boot_id(),
             "leads": engine is not None,
-        } | (_LEFT | {"no_deltas": self._aside or ""} if engine is None else self._engine_facts(engine))
+        } | (_ASIDE_FACTS | {"no_deltas": self._aside or ""} if engine is None else self._engine_facts(engine))
 
     def _engine_facts(self, engine: RankEngine) -> Reply:
         plan = None

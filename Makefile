@@ -5,7 +5,7 @@
 #   V=1                 what tests print, also of stages that pass
 #   ARGS='-k rollback -x'         further arguments of pytest, of the demo or of the benchmark
 .DEFAULT_GOAL := help
-.PHONY: help demo unit test reliability thorough check simulation fuzz soak chaos bench bench-gpu sglang vllm stores lowest areal trainers plugin-releases browser screenshots demo-svg docs docs-links reference clean
+.PHONY: help demo unit test reliability thorough check simulation fuzz soak chaos bench bench-gpu sglang vllm stores core lowest areal trainers plugin-releases browser screenshots demo-svg docs docs-links reference clean
 .DELETE_ON_ERROR:
 
 PYTHON ?=
@@ -105,6 +105,10 @@ stores: $(READY) ## run the tests on a real S3 server (Ceph's) and on Azurite, a
 	@tests/azure/install .azurite
 	@$(BIN)/python -m pytest -m stores tests/integration/hosts $(ARGS)
 
+core: $(READY) ## build and install the core without its rings, count its lines, and have it update an SGLang and a vLLM
+	@tests/core/install .venv-core
+	@REFITD_CORE_VENV=.venv-core $(BIN)/python -m pytest -q tests/core $(ARGS)
+
 lowest: $(READY) ## run a service with the lowest versions that pyproject.toml takes
 	@tests/lowest/install .venv-lowest
 	@REFITD_LOWEST_VENV=.venv-lowest $(BIN)/python -m pytest tests/lowest $(ARGS)
@@ -157,7 +161,7 @@ reference: $(READY) ## write the pages of settings, commands, API and SDK in doc
 	@PYTHONPATH=docs $(BIN)/python -m generate
 
 clean: ## remove what these verbs made: environments and caches
-	@rm -rf .venv .venv-sglang .venv-vllm .venv-areal .venv-trainers .venv-lowest .sglang .promtool .envoy .azurite .pytest_cache .ruff_cache .hypothesis build dist
+	@rm -rf .venv .venv-sglang .venv-vllm .venv-areal .venv-trainers .venv-core .venv-lowest .sglang .promtool .envoy .azurite .pytest_cache .ruff_cache .hypothesis build dist
 	@find client service tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is made last, so that a half-built environment is never taken for a good one.

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from refitd_client.contract.wire import EngineOnVersion, Notice
-    from refitd_client.delta.change import DeltaRules
     from refitd_client.errors import (
         BucketError,
         ConflictError,
@@ -43,10 +42,9 @@ if TYPE_CHECKING:
     )
     from refitd_client.http.client import RefitClient
     from refitd_client.http.exchange import RetryPolicy, Served
-    from refitd_client.publish.options import PublishOptions, Sharded
-    from refitd_client.publish.publication import Publication
+    from refitd_client.publish.options import DeltaRules, PublishOptions, Sharded
+    from refitd_client.publish.publication import Handed, Publication
     from refitd_client.publisher import WeightPublisher
-    from refitd_client.transport.handover import Handed
     from refitd_client.write.version_folder import Progress
 
 __all__ = [
@@ -94,7 +92,7 @@ __all__ = [
 _PLACES = {
     "EngineOnVersion": "refitd_client.contract.wire",
     "Notice": "refitd_client.contract.wire",
-    "DeltaRules": "refitd_client.delta.change",
+    "DeltaRules": "refitd_client.publish.options",
     "RefitClient": "refitd_client.http.client",
     "RetryPolicy": "refitd_client.http.exchange",
     "Served": "refitd_client.http.exchange",
@@ -102,7 +100,7 @@ _PLACES = {
     "PublishOptions": "refitd_client.publish.options",
     "WeightPublisher": "refitd_client.publisher",
     "Sharded": "refitd_client.publish.options",
-    "Handed": "refitd_client.transport.handover",
+    "Handed": "refitd_client.publish.publication",
     "Progress": "refitd_client.write.version_folder",
 }
 """The module of each name that is no error."""

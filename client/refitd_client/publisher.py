@@ -11,8 +11,8 @@ Wherever a trainer is stopped: a version is there, complete and synced, or it is
 
 If the service hands the files of old versions back, `.incoming-…` is one of these slots and its shards are written in
 place: see `refitd_client.contract.naming`. With `block="staged"` the trainer goes on as soon as the tensors' bytes are
-in the files; the rest is done by one thread, in order. Several ranks publish together by `sharded/`, where rank 0
-takes the run and commits.
+in the files; the rest is done by one thread, in order. Several ranks publish together (part `ranks`): rank 0 takes the
+run and commits.
 """
 
 import logging
@@ -26,21 +26,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from refitd_client.contract.naming import Order, whole_step
-from refitd_client.delta.maker import DeltaMaker, ask_base
-from refitd_client.errors import RefitError
+from refitd_client.contract.stores import is_bucket_url, require_folder
+from refitd_client.errors import PublishError, RefitError
 from refitd_client.files.durable import Mappings
 from refitd_client.http.connection import connect_to
 from refitd_client.http.publisher_client import ReceiversQuery, newest_known
+from refitd_client.parts import part
 from refitd_client.publish.attempt import PublishAttempt, PublishCall, PublisherContext
-from refitd_client.publish.bucket_target import begun_target, bucket_at, spool_folder
 from refitd_client.publish.options import Block, DurabilityPolicy, PublishOptions, Sharded
-from refitd_client.publish.publication import Background, PendingPublication, Publication, Turn
+from refitd_client.publish.ports import ObjectStore, deltas_of
+from refitd_client.publish.publication import Background, Handed, PendingPublication, Publication, Turn
 from refitd_client.publish.route import route_of
 from refitd_client.publish.run_folder import RunFolder
 from refitd_client.publish.tracing import PublishTrace
-from refitd_client.transport import exporter
-from refitd_client.transport.handover import Handed, HandoverState
-from refitd_client.transport.sending import TensorSender
 from refitd_client.ways import Transport
 from refitd_client.write.content import WeightsReader, casts_for, fp8_blocks
 from refitd_client.write.version_folder import Progress
@@ -104,10 +102,10 @@ class WeightPublisher:
         if ranks is None:
             self._publisher = RunPublisher(root, run, service_url, options)
         else:
-            from refitd_client.sharded.publisher import RankPublisher
-
+            if (open_ranks := part("ranks")) is None:
+                raise PublishError("this installation of refitd publishes from one process alone, without ranks")
             group = None if ranks == "all" else ranks
-            self._publisher = RankPublisher(root, run, service_url, group, options, take=RunPublisher)
+            self._publisher = open_ranks(root, run, service_url, group, options, take=RunPublisher)
 
     @property
     def rank(self) -> int:
@@ -250,29 +248,29 @@ class RunPublisher:
         if service_url is not None:
             connection = connect_to(service_url, token=options.token, token_file=options.token_file)
         self._receivers = None if connection is None else ReceiversQuery(connection, run)
-        bucket = bucket_at(root, service_url, options.keep)
-        if bucket is None and not Path(root).is_dir():
+        store = store_at(root, service_url, options.keep)
+        if store is None and not Path(root).is_dir():
             newest_known(connection, run, Path(root).absolute())  # before a folder is made beside the service's root
-        self._folder = RunFolder(Path(root).absolute() if bucket is None else spool_folder(bucket.name), run)
-        self._folder.remove_dead()
-        target = None if bucket is None else begun_target(bucket, self._folder, options.keep)
-        make_deltas = partial(
-            DeltaMaker,
-            options.delta_rules,
-            partial(ask_base, connection, run) if target is None else target.base,
-            stream=options.shadow == "stream",
-        )
+        self._folder = RunFolder(Path(root).absolute() if store is None else store.spool, run)
+        try:
+            self._folder.remove_dead()
+            target = None if store is None else store.begin(self._folder, options.keep)
+        except BaseException:
+            self._folder.lock.release()
+            raise
+        base = None if target is None else target.base
+        memory = part("memory")
         self._turn = Turn()
         self._background = Background()
         self._context = PublisherContext(
             folder=self._folder,
             reader=reader,
-            make_deltas=make_deltas,
+            make_deltas=partial(deltas_of, options, connection, run, base),
             mappings=Mappings(),
             connection=connection,
-            handover=HandoverState(sender=TensorSender(self._folder.path, "process")),
+            memory=None if memory is None or connection is None else memory(self._folder.path),
             engines=options.engines,
-            bucket=target,
+            target=target,
         )
         self._finalizer = weakref.finalize(self, _release, self._background.begun, self._context)
         self._finalizer.atexit = False  # the end of the process gives everything back
@@ -299,18 +297,18 @@ class RunPublisher:
             call: the other arguments.
         """
         call = call.checked(self._context.connection)
-        if self._context.bucket is not None and (call.allow_missing or call.allow_extra):
+        if self._context.target is not None and (call.allow_missing or call.allow_extra):
             raise ValueError("allow_missing and allow_extra go to a service with the notice, which a store has none of")
         with self._call("publish"):
             self._background.settle()
             order = self._placed(call.step)
             self._context.mappings.prune()
-            trace, route, told = PublishTrace(self._folder.run, call.step), None, None
+            trace, route, told, memory = PublishTrace(self._folder.run, call.step), None, None, self._context.memory
             if call.transport is not None:
-                route = route_of(call.transport, weights, self._receivers, self._durability)
+                route = route_of(call.transport, weights, memory, self._receivers, self._durability)
                 reason = route.instead or (DUE if route.handover else None)
                 told = Handed(reason=reason, transport=route.choice.transport, why=route.choice.why)
-            handover = route is not None and route.handover
+            handover = memory is not None and route is not None and route.handover
             attempt = PublishAttempt(
                 context=self._context,
                 order=order,
@@ -321,7 +319,7 @@ class RunPublisher:
                 begun=self._folder.begun(order),
                 check=self._turn.require_open,
                 destination=None if route is None else route.destination,
-                policy=self._durability.of_next(self._context.handover.since) if handover else None,
+                policy=None if memory is None or not handover else self._durability.of_next(memory.since),
             )
             publication = self._begun(attempt, weights, call, told, handover=handover)
         if publication.pending is None:
@@ -332,7 +330,8 @@ class RunPublisher:
         self, attempt: PublishAttempt, weights: Any, call: PublishCall, told: Handed | None, *, handover: bool
     ) -> Publication:
         """Hand the version over or write it, as far as the trainer is held."""
-        if handover and told is not None and not self._context.handover.due:
+        memory = self._context.memory
+        if handover and told is not None and memory is not None and not memory.due:
             rest, handed = attempt.hand_over(weights)
             handed = replace(handed, transport=told.transport, why=told.why)
             return attempt.staged(self._background.begin(rest), handed)
@@ -347,8 +346,8 @@ class RunPublisher:
             if known is not None:
                 self._folder.note_known(known)
         order = self._folder.place(step)
-        if self._context.bucket is not None and not self._folder.is_begun:
-            while self._context.bucket.is_used(order):  # a publisher that is dead began to upload it
+        if self._context.target is not None and not self._folder.is_begun:
+            while self._context.target.is_used(order):  # a publisher that is dead began to upload it
                 self._folder.note_known(order)
                 order = self._folder.place(step)
         return order
@@ -384,13 +383,32 @@ def _release(begun: list[PendingPublication], context: PublisherContext) -> None
             context.forget_deltas()
             context.mappings.close()
         finally:
-            if context.bucket is not None:
-                context.bucket.close()
-            context.handover.close()
-            exporter.end(context.folder.path)  # before the lock: the next one to export there voids what it finds
+            if context.target is not None:
+                context.target.close()
+            if context.memory is not None:
+                context.memory.close()  # before the lock: the next one to export there voids what it finds
             context.folder.lock.release()
 
     if begun:
         begun[-1].afterwards(give_back)
     else:
         give_back()
+
+
+def store_at(root: str | os.PathLike[str], service_url: str | None, keep: int) -> ObjectStore | None:
+    """Return the object store that a root names; None where the root is a folder.
+
+    Raises:
+        ValueError: the root can be neither; or a service or a number of versions does not go with a store.
+        PublishError: this installation has no object stores.
+    """
+    if not is_bucket_url(text := os.fspath(root)):
+        require_folder(text)
+        return None
+    if service_url is not None:
+        raise ValueError("an object store goes without service_url: services follow the store by themselves")
+    if keep < 1:
+        raise ValueError(f"keep is {keep}; at least the newest version is kept")
+    if (open_store := part("stores")) is None:
+        raise PublishError("this installation of refitd publishes into folders alone, and into no object store")
+    return open_store(text)

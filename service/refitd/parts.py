@@ -5,14 +5,13 @@ no such entry point, and everything else works. A value that is text, `module:na
 object is imported when it is needed: `refitd --help` imports no ring.
 """
 
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.metadata import EntryPoint, PackageNotFoundError, distribution
-from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
+
+from refitd_client.parts import entry_points
 
 GROUP = "refitd.parts"
 
@@ -59,19 +58,7 @@ class Part:
 @cache
 def parts() -> tuple[Part, ...]:
     """Return the parts of the rings that are there, by the names of their entry points."""
-    return tuple(entry.load() for entry in sorted(_entry_points(), key=lambda entry: entry.name))
-
-
-def _entry_points() -> Iterable[EntryPoint]:
-    """Those of the installed distribution; of a checkout that is not installed those of its pyproject.toml."""
-    try:
-        return distribution("refitd").entry_points.select(group=GROUP)
-    except PackageNotFoundError:
-        tree = Path(__file__).parents[2] / "pyproject.toml"
-    if not tree.is_file():
-        return ()
-    named = tomllib.loads(tree.read_text())["project"].get("entry-points", {}).get(GROUP, {})
-    return [EntryPoint(name, value, GROUP) for name, value in named.items()]
+    return tuple(entry.load() for entry in sorted(entry_points(GROUP), key=lambda entry: entry.name))
 
 
 def registered(attribute: str) -> Iterable[Any]:

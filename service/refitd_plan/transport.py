@@ -1,4 +1,4 @@
-"""Which way the weights go: a job in the words of the one chooser, `refitd_client.ways`. Pure.
+"""Which way the weights go: a job in the words of the one chooser, `refitd_client.transport.choice`. Pure.
 
 What the chooser cannot see is added here: adapters, AReaL's folders, roots that engines do not see, memory that cannot
 be opened. `COSTS` are figures of docs/measurements.md, against which a test holds them. What a root on a tmpfs takes
@@ -9,14 +9,16 @@ with deltas the copies that they are applied to and the one that the publisher c
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from refitd_client import ways
 from refitd_client.contract.plugin import Receiver, Receivers
 from refitd_client.errors import PlanRefusedError
+from refitd_client.transport import choice as chooser
+from refitd_client.transport.choice import TrainerPlace
+from refitd_client.ways import Choice, Transport
 from refitd_plan.allocation import ENGINE_NAMES, SGLANG, VLLM, Allocation, Role
 from refitd_plan.job import JobSettings
 from refitd_plan.machine import LEAST_MEMORY, Machine, Placement, Rank
 
-WAYS: tuple[ways.Transport, ...] = ("disk", "delta", "handover", "nccl", "gloo")
+WAYS: tuple[Transport, ...] = ("disk", "delta", "handover", "nccl", "gloo")
 BROADCASTS = frozenset({"nccl", "gloo"})
 MEASURED_GB = 3.09
 MEASURED = f"{MEASURED_GB:g} GB in bf16, trainer and engine on an H200 each, refitd inside the engine"
@@ -32,7 +34,7 @@ class Situation:
     generates. `areal`: the trainer is AReaL, which hands refitd the folders that it has written.
     """
 
-    places: Sequence[ways.TrainerPlace]
+    places: Sequence[TrainerPlace]
     found: Receivers
     engine: str
     shared_files: bool
@@ -50,7 +52,7 @@ def situation_of(
     engines = placement.of(Role.GENERATION)
     return Situation(
         places=[
-            ways.TrainerPlace(
+            TrainerPlace(
                 host=_host(rank, machine),
                 boot="",
                 devices=frozenset({rank.device}),
@@ -88,7 +90,7 @@ def _receiver(rank: Rank, machine: Machine) -> Receiver:
     )
 
 
-def hinders(way: ways.Transport, now: Situation) -> str | None:
+def hinders(way: Transport, now: Situation) -> str | None:
     """Why a way cannot be taken in this situation; None where it can."""
     if way == "disk":
         return None
@@ -102,17 +104,17 @@ def hinders(way: ways.Transport, now: Situation) -> str | None:
         return "what goes from memory is announced by a file, and the engines do not see the trainer's files"
     if way == "handover" and now.expandable_segments:
         return "memory of expandable segments cannot be opened by CUDA IPC: leave expandable_segments out"
-    return ways.hinders(way, now.places, now.found)
+    return chooser.hinders(way, now.places, now.found)
 
 
-def choose(now: Situation) -> ways.Choice:
+def choose(now: Situation) -> Choice:
     """The way that `publish(transport="auto")` would take, and why."""
     if (no_delta := hinders("delta", now)) is not None:
-        return ways.Choice(transport="disk", why=f"files go everywhere; {no_delta}")
-    choice = ways.choose(now.places, now.found)
+        return Choice(transport="disk", why=f"files go everywhere; {no_delta}")
+    choice = chooser.choose(now.places, now.found)
     if (why := hinders(choice.transport, now)) is None:
         return choice
-    return ways.Choice(transport="disk" if now.places[0].is_rank else "delta", why=f"files go everywhere ({why})")
+    return Choice(transport="disk" if now.places[0].is_rank else "delta", why=f"files go everywhere ({why})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +130,7 @@ class TransportCost:
     paused: int
 
 
-COSTS: Mapping[ways.Transport, TransportCost] = {
+COSTS: Mapping[Transport, TransportCost] = {
     "disk": TransportCost(answered=242, held=64, paused=82),
     "delta": TransportCost(answered=150, held=15, paused=33),  # 1 % changed
     "handover": TransportCost(answered=52, held=116, paused=32),
@@ -159,9 +161,7 @@ _OF_ENGINE: Mapping[str, Mapping[str, str]] = {SGLANG: {}, VLLM: {"VLLM_SERVER_D
 _NCCL = {"NCCL_CUMEM_ENABLE": "0", "NCCL_DEBUG": "WARN"}
 
 
-def environment(
-    transport: ways.Transport, *, expandable_segments: bool, engine: str = SGLANG
-) -> dict[str, dict[str, str]]:
+def environment(transport: Transport, *, expandable_segments: bool, engine: str = SGLANG) -> dict[str, dict[str, str]]:
     of_both = _NCCL if transport == "nccl" else {}
     segments = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if expandable_segments else {}
     return {"trainer": {**of_both, **segments}, "engine": {**_HUB, **of_both, **_OF_ENGINE[engine]}}
@@ -192,7 +192,7 @@ _PULLED = (
 _XCCL = "AReaL's own broadcasts (weight_update_mode: xccl) become versions by 'refitd areal' (docs/areal.md)"
 
 
-def advice(transport: ways.Transport, now: Situation) -> tuple[str, ...]:
+def advice(transport: Transport, now: Situation) -> tuple[str, ...]:
     """What the job has to keep to, in sentences."""
     lines: list[str] = []
     if now.engine == VLLM:
@@ -233,11 +233,11 @@ def check_host(memory: object, nodes: int) -> None:
         )
 
 
-def versions_on_root(transport: ways.Transport) -> int:
+def versions_on_root(transport: Transport) -> int:
     return _BY_FULL_FILES + (_COPIES_ON_ROOT + _COMPARED_ON_ROOT if transport == "delta" else 0)
 
 
-def on_root(transport: ways.Transport) -> str:
+def on_root(transport: Transport) -> str:
     """The same in words."""
     deltas = f", {_COPIES_ON_ROOT} copies for deltas, {_COMPARED_ON_ROOT} that the publisher compares with"
     more = deltas if transport == "delta" else ""
@@ -245,7 +245,7 @@ def on_root(transport: ways.Transport) -> str:
     return f"{count} versions ({_KEPT_ON_ROOT} kept, {_SLOTS_ON_ROOT} slots, {_WRITTEN_ON_ROOT} being written{more})"
 
 
-def host_fault(transport: ways.Transport, version: float, has: float) -> str | None:
+def host_fault(transport: Transport, version: float, has: float) -> str | None:
     """Why the root does not fit into the host's memory, and what takes less; None where it fits."""
     count, most = versions_on_root(transport), has * (1 - _HEADROOM)
     if count * version <= most:

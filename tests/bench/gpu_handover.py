@@ -56,8 +56,8 @@ from memory_used import DEVICE, Memory
 from stack import refitd
 
 from refitd_client import Notice, PublishOptions, RefitClient, WeightPublisher
-from refitd_client.delta import DeltaRules
 from refitd_client.fingerprint.device import flat_bits
+from refitd_client.publish.options import DeltaRules
 
 RUN = "handover"
 PATIENCE = 120.0

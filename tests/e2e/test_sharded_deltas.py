@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from refitd_client import PublishOptions, WeightPublisher
-from refitd_client.delta import DeltaRules
+from refitd_client.publish.options import DeltaRules
 from support.delta_jobs import BOOST
 from support.jobs import PATIENCE, RUN, TOKEN, running, served_at, served_by
 from support.ranks import run_ranks

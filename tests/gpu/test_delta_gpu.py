@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from refitd_client import PublishOptions, WeightPublisher
-from refitd_client import publisher as publisher_module
 from refitd_client.checkpoint.header import Entry
 from refitd_client.contract.manifest import fitting_fingerprints, parse_manifest
 from refitd_client.contract.states import Kind
-from refitd_client.delta import DeltaRules, apply, compare, device, read_delta, writer
-from refitd_client.delta.change import Full
+from refitd_client.delta import apply, compare, device, maker, read_delta, writer
 from refitd_client.fingerprint import fingerprints
+from refitd_client.publish.options import DeltaRules
+from refitd_client.publish.ports import Full
 from refitd_client.tensors import DTYPES
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
@@ -39,7 +39,7 @@ def root() -> Iterator[Path]:
 def bases(monkeypatch: pytest.MonkeyPatch) -> list[str | Full]:
     """What engines serve, as the service says it: the last of these."""
     found: list[str | Full] = [Full("nothing yet")]
-    monkeypatch.setattr(publisher_module, "ask_base", lambda *_: found[-1])
+    monkeypatch.setattr(maker, "ask_base", lambda *_: found[-1])
     monkeypatch.setattr(writer, "_THREADS_FROM", 1)
     return found
 

@@ -28,6 +28,7 @@ VERBS += [
     "sglang",
     "vllm",
     "stores",
+    "core",
     "lowest",
     "areal",
     "trainers",
@@ -99,7 +100,7 @@ def test_ci_runs_the_verbs_that_a_person_runs() -> None:
         " ".join(re.findall(r'"([^"]+)"', line)) for line in re.findall(r"^beside .*$", script, re.MULTILINE)
     )
     verbs = {"check", "docs", "test", "reliability", "thorough", "simulation", "fuzz", "browser"}
-    others = {"sglang", "vllm", "stores", "lowest", "areal", "trainers", "venv", "chromium", "environments"}
+    others = {"sglang", "vllm", "stores", "core", "lowest", "areal", "trainers", "venv", "chromium", "environments"}
     assert set(lanes.split()) == verbs | others
     assert '*) make "$1" ;;' in script
 

@@ -26,6 +26,7 @@ FOLDERS = {"unit", "integration", "reliability", "e2e", "docs", "repository", "b
 KITS = {
     "areal",
     "azure",
+    "core",
     "envoy",
     "lowest",
     "postgres",

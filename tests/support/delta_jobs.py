@@ -8,7 +8,7 @@ import numpy as np
 from safetensors.torch import load_file, save_file
 
 from refitd_client import Publication, PublishOptions, WeightPublisher
-from refitd_client.delta import DeltaRules
+from refitd_client.publish.options import DeltaRules
 
 from .jobs import PATIENCE, RUN, TOKEN, Job, Served, served_by
 

@@ -14,8 +14,9 @@ from refitd.state.version import VersionRecord
 from refitd.update.targets import Targets
 from refitd_client import Publication, PublishOptions, WeightPublisher
 from refitd_client.contract.states import Kind, VersionState
-from refitd_client.delta import DeltaRules
-from refitd_client.delta.change import Full, last_served
+from refitd_client.delta.change import last_served
+from refitd_client.publish.options import DeltaRules
+from refitd_client.publish.ports import Full
 from refitd_client.validation.examine import structure
 
 from .checkpoints import Tensors, tensors

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 
 from refitd_client import WeightPublisher
-from refitd_client.delta.change import Full
+from refitd_client.publish.ports import Full
 from refitd_client.publisher import RunPublisher
 from refitd_client.sharded.publisher import RankPublisher
 from support.sharded_cases import Case, Model, cast_state, full_state, renamed_model

@@ -26,7 +26,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Literal, cast
 from urllib.parse import urlsplit
 
-from refitd_client.contract.stores import STORE_SCHEMES, scheme_of
+from refitd_client.contract.stores import STORE_SCHEMES
 from refitd_client.errors import BucketError
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     ObjectStore = AzureStore | GCSStore | MemoryStore | S3Store
     _List = Callable[[ObjectStore, str], Awaitable[ListResult[list[ObjectMeta]]]]  # its other overload wants pyarrow
 
-_BY_PATH = "A folder of such a name is named by its absolute path"
 RETRIES = 5  # of a request that failed
 _REQUEST_SECONDS = 60  # for one request, a part of 16 MiB at most: 280 KB/s
 _END_SECONDS = 0.1
@@ -62,28 +61,6 @@ class BucketAddress:
     def name(self) -> str:
         """What sentences call it."""
         return f"{self.scheme}://{self.bucket}" + (f"/{self.prefix}" if self.prefix else "")
-
-
-def require_folder(root: str) -> None:
-    """Refuse a root that looks like a URL, since a folder of that name would be made, and one that is empty, as that of
-    a variable that is not set. Raises ValueError if it is one of these. The message does not show a URL, since it may
-    have a secret.
-    """
-    if not root.strip():
-        raise ValueError("root is empty: name the folder that the service watches, or '.' for the current one")
-    scheme = scheme_of(root)
-    if scheme is None:
-        return
-    match scheme.lower():
-        case "s3" | "gs" | "az" as store:
-            meant = f"an object store is named as a text with two slashes, {store}://…"
-        case "file":
-            raise ValueError("root begins with file:/: name the folder by its path. No folder is an object store")
-        case "http" | "https":
-            meant = "the service's URL is service_url, and root the folder that it watches"
-        case _:
-            meant = "object stores are named s3://bucket/prefix, gs://bucket/prefix or az://container/prefix"
-    raise ValueError(f"root begins as a URL does, with {scheme}:/, and is none that is known: {meant}. {_BY_PATH}")
 
 
 def parse_bucket_url(url: str) -> BucketAddress:

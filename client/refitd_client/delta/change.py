@@ -22,6 +22,8 @@ from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.wire import Engine
 from refitd_client.fingerprint import Bits, bits_of, fingerprint, to_text, updated, width_of
 from refitd_client.lanes import in_lanes, lanes_for
+from refitd_client.publish.options import DeltaRules
+from refitd_client.publish.ports import Full
 
 Indices = NDArray[np.unsignedinteger[Any]]
 
@@ -249,36 +251,6 @@ def _has_nonfinite(kind: str, values: NDArray[Any]) -> bool:
 
 def _bytes(values: NDArray[Any]) -> NDArray[np.uint8]:
     return np.ascontiguousarray(values).view(np.uint8)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaRules:
-    """When a delta is worth it.
-
-    `threshold` is the share of all elements that it may list: 0.1 of bf16 takes a third of the full version's bytes.
-    Every `anchor_every`th version is full, so that a reader who lost everything has few deltas to go through.
-    """
-
-    threshold: float = 0.1
-    anchor_every: int = 20
-
-    def __post_init__(self) -> None:
-        """Check the numbers. Raises ValueError if `threshold` is not between 0 and 1, or `anchor_every` is below 1."""
-        if not 0.0 <= self.threshold <= 1.0:
-            raise ValueError(f"threshold is {self.threshold}; it is a share of all elements, from 0 to 1")
-        if self.anchor_every < 1:
-            raise ValueError(f"anchor_every is {self.anchor_every}; 1 makes every version a full one")
-
-    def most(self, elements: int) -> int:
-        """How many of so many elements a delta may list. All checks of the threshold use this number."""
-        return int(self.threshold * elements)
-
-
-@dataclass(frozen=True, slots=True)
-class Full:
-    """Publish in full. `why` is a sentence for people."""
-
-    why: str
 
 
 def plan_delta(base: str | Full, changed: int, since_anchor: int, rules: DeltaRules, *, elements: int) -> str | Full:

@@ -28,8 +28,6 @@ from refitd_client.delta.change import (
     Change,
     ChangeHistory,
     Delta,
-    DeltaRules,
-    Full,
     StepChanges,
     elements_of,
     last_served,
@@ -41,14 +39,16 @@ from refitd_client.delta.writer import EncodedDelta, encode, fits_header, write_
 from refitd_client.errors import ServiceError
 from refitd_client.http.connection import Connection
 from refitd_client.http.publisher_client import open_client
+from refitd_client.publish.options import DeltaRules, PublishOptions
+from refitd_client.publish.ports import AskBase, Full
 from refitd_client.write.content import Content, PlannedContent, TensorShards, WeightsOfRanks
 from refitd_client.write.plan import changes_not_finite
 from refitd_client.write.version_folder import Staging
 
 _NOTHING_BEFORE = "nothing to compare with: "
-FIRST = f"{_NOTHING_BEFORE}the publisher's first version, or its first after one without delta='auto'"
-AFTER_FOLDER = f"{_NOTHING_BEFORE}the version before it was made of a folder"
-AFTER_FAILURE = f"{_NOTHING_BEFORE}the publication before it failed"
+_FIRST = f"{_NOTHING_BEFORE}the publisher's first version, or its first after one without delta='auto'"
+_AFTER_FOLDER = f"{_NOTHING_BEFORE}the version before it was made of a folder"
+_AFTER_FAILURE = f"{_NOTHING_BEFORE}the publication before it failed"
 
 # Seconds for the service to say what engines serve, from the begin of the comparison on. After them a version goes out
 # in full. Each of the two requests is tried for as long, in a thread that may outlive the question.
@@ -75,7 +75,7 @@ def ask_base(connection: Connection | None, run: str) -> str | Full:
 class BaseQuery:
     """The question for the base, in a thread of its own, while the weights are compared."""
 
-    def __init__(self, ask: Callable[[], str | Full]) -> None:
+    def __init__(self, ask: AskBase) -> None:
         self._ask = ask
         self._answer: str | Full | BaseException = Full("the service gave no answer")
         self._ends = time.monotonic() + BASE_DEADLINE
@@ -153,20 +153,24 @@ class _Memory:
 class DeltaMaker:
     """A publisher's maker of deltas. `ask_base` returns what engines serve, or why that is not known."""
 
-    def __init__(self, rules: DeltaRules, ask_base: Callable[[], str | Full], *, stream: bool) -> None:
+    def __init__(self, rules: DeltaRules, ask_base: AskBase, *, stream: bool) -> None:
         self._rules = rules
         self._ask_base = ask_base
         self._stream = stream
         self._memory: _Memory | None = None
-        self._forgotten = FIRST
+        self._forgotten = _FIRST
         self._refused: str | None = None
 
     def refuse(self, why: str) -> None:
         """Make no more deltas: the service does not carry them out."""
         self._refused = why
-        self.forget(why)
+        self._forget(why)
 
-    def forget(self, why: str) -> None:
+    def forget(self, *, failed: bool) -> None:
+        """As `Deltas.forget`."""
+        self._forget(_AFTER_FAILURE if failed else _FIRST)
+
+    def _forget(self, why: str) -> None:
         """Drop the shadow: it may not be what was published last any more. `why` the next version is full then."""
         self._forgotten = why
         if self._memory is not None:
@@ -179,7 +183,7 @@ class DeltaMaker:
         """
         full, memory = content.weights, self._memory
         if self._refused is not None or not isinstance(full, TensorShards | WeightsOfRanks):
-            self.forget(AFTER_FOLDER)
+            self._forget(_AFTER_FOLDER)
             why = self._refused or "deltas are made of state dicts and modules, and this is a folder"
             return PlannedContent(content=lambda: content, kind=content.claims.kind, why_full=why)
         if memory is None:
@@ -201,7 +205,7 @@ class DeltaMaker:
         memory.next = None
 
     def _begin(self, content: Content, full: TensorShards | WeightsOfRanks, why: str) -> PlannedContent:
-        self.forget(why)  # before the new copy is made: there need not be room for both
+        self._forget(why)  # before the new copy is made: there need not be room for both
         own = full.shadows() if isinstance(full, WeightsOfRanks) else None
         shadows = own or Shadows(_sources(full), stream=self._stream)
         entries = _entries(full)
@@ -301,3 +305,9 @@ def _in_full(content: Content, full: TensorShards | WeightsOfRanks, shadows: Ver
 
 def _texts(shadows: VersionShadows) -> dict[str, str]:
     return fitting_fingerprints(shadows.fingerprints)
+
+
+def deltas_of(options: PublishOptions, connection: Connection | None, run: str, base: AskBase | None) -> DeltaMaker:
+    """Make a publisher's maker of deltas (part `deltas` of `refitd_client.parts`)."""
+    ask = base or partial(ask_base, connection, run)
+    return DeltaMaker(options.delta_rules, ask, stream=options.shadow == "stream")

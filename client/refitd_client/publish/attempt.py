@@ -1,9 +1,9 @@
 """One version on its way from the trainer's tensors to the notice.
 
-    offer       what is to be written: everything, or what changed (`delta/`)
+    offer       what is to be written: everything, or what changed (part `deltas`)
     write       the files and their commit, in one go; or
     stage       the bytes (of a delta nothing: it was copied when it was compared); the rest then in the background
-    hand_over   the tensors to engines on this host, and then the bytes as with `stage` (`transport/`)
+    hand_over   the tensors to engines on this host, and then the bytes as with `stage` (part `memory`)
     announce    the notice
 
 If it stops before the commit, deltas begin anew: what they were compared with is not what was published last.
@@ -37,18 +37,15 @@ from refitd_client.contract.naming import (
 )
 from refitd_client.contract.states import Kind
 from refitd_client.contract.wire import Notice
-from refitd_client.delta.maker import AFTER_FAILURE, FIRST, DeltaMaker
 from refitd_client.errors import NO_SPACE, PublishError, ServiceProblemError, StorageError
 from refitd_client.files.durable import Mappings
 from refitd_client.http.connection import Connection
 from refitd_client.http.publisher_client import root_name
-from refitd_client.publish.bucket_target import BucketTarget
 from refitd_client.publish.options import Block, Sharded
-from refitd_client.publish.publication import CommittedFacts, PendingPublication, Publication, announce
+from refitd_client.publish.ports import Deltas, MemoryExport, MemoryWay, StoreTarget
+from refitd_client.publish.publication import CommittedFacts, Handed, PendingPublication, Publication, announce
 from refitd_client.publish.run_folder import RunFolder
 from refitd_client.publish.tracing import PublishTrace
-from refitd_client.transport.handover import ExportTarget, Handed, HandoverState, TensorExport
-from refitd_client.transport.sending import Destination
 from refitd_client.ways import BY_FILES, TRANSPORTS, Transport
 from refitd_client.write.content import Content, PlannedContent, WeightsReader
 from refitd_client.write.version_folder import Laps, Meter, Progress, Staging, free_bytes, no_space, staged
@@ -105,40 +102,42 @@ def _checked(manifest: Manifest) -> bytes:
     return data
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class PublisherContext:
     """What a publisher has for all of its versions.
 
-    `handover` is what hand-overs leave to the next one. `engines` is what each notice asks for where no engine follows
-    the run. `make_deltas` makes what `deltas` returns, when it is first needed.
+    `memory` brings versions to engines from the trainer's memory, None in a tree without the ring. `engines` is what
+    each notice asks for where no engine follows the run. `make_deltas` makes what `deltas` returns, when it is first
+    needed. `target` is the run in an object store.
     """
 
     folder: RunFolder
     reader: WeightsReader
-    make_deltas: Callable[[], DeltaMaker]
+    make_deltas: Callable[[], Deltas]
     mappings: Mappings
     connection: Connection | None
-    handover: HandoverState
+    memory: MemoryWay | None
     engines: Literal["mine"] | None = None
-    bucket: BucketTarget | None = None
-    _deltas: list[DeltaMaker] = field(default_factory=list[DeltaMaker], init=False)
+    target: StoreTarget | None = None
+    _deltas: Deltas | None = field(default=None, init=False)
 
     @property
-    def deltas(self) -> DeltaMaker:
-        if not self._deltas:
-            self._deltas.append(self.make_deltas())
-        return self._deltas[0]
+    def deltas(self) -> Deltas:
+        if self._deltas is None:
+            self._deltas = self.make_deltas()
+        return self._deltas
 
-    def forget_deltas(self, why: str = FIRST) -> None:
+    def forget_deltas(self, *, failed: bool = False) -> None:
         """Begin deltas anew: the copy of the weights may not be what was published last any more."""
-        for maker in self._deltas:
-            maker.forget(why)
+        if self._deltas is not None:
+            self._deltas.forget(failed=failed)
 
     def committed(self, version: str) -> None:
         """The version is durable: deltas may be made on it, and the last hand-over's files are no longer owed."""
-        for maker in self._deltas:
-            maker.committed(version)
-        self.handover.due, self.handover.since = False, 0
+        if self._deltas is not None:
+            self._deltas.committed(version)
+        if self.memory is not None:
+            self.memory.due, self.memory.since = False, 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -159,7 +158,7 @@ class PublishAttempt:
     begun: str | None
     trace: PublishTrace
     check: Callable[[], None]
-    destination: Destination | None = None
+    destination: Any = None
     policy: str | None = None
     _laps: Laps = field(default_factory=Laps, init=False)
     _needed: int = field(default=0, init=False)
@@ -233,7 +232,7 @@ class PublishAttempt:
         return version_id(self.context.folder.run, self.order)
 
     def _finishing(
-        self, finish: Callable[[], Manifest], export: TensorExport | None = None
+        self, finish: Callable[[], Manifest], export: MemoryExport | None = None
     ) -> Callable[[], Publication]:
         def rest() -> Publication:
             try:
@@ -248,25 +247,37 @@ class PublishAttempt:
 
         return rest
 
-    def _export(self) -> TensorExport:
-        connection, folder = self.context.connection, self.context.folder
-        if connection is None:
+    def _export(self) -> MemoryExport:
+        connection, memory = self.context.connection, self.context.memory
+        if connection is None or memory is None:
             raise ValueError("a hand-over needs a service to tell engines: open the publisher with service_url")
         # The service reads the policy in an offer's metadata: what a trainer says under that key is left out.
         metadata = {key: text for key, text in self.metadata.items() if key != DURABLE_KEY}
-        place = ExportTarget(
-            root=folder.root,
-            run=folder.run,
-            order=self.order,
-            connection=connection,
-            metadata=metadata if self.policy is None else metadata | {DURABLE_KEY: self.policy},
-            allow_missing=tuple(self.call.allow_missing),
-            allow_extra=self.call.allow_extra,
-            engines=self.context.engines,
-            destination=self.destination,
+        if self.policy is not None:
+            metadata[DURABLE_KEY] = self.policy
+        return memory.export(
+            self._notice(Kind.HANDOVER, metadata),
+            self._id,
+            self.context.folder.root,
+            connection,
+            self.destination,
             wants_files=self.policy is None,
         )
-        return TensorExport(place=place, state=self.context.handover)
+
+    def _notice(self, kind: Kind, metadata: dict[str, str], **more: Any) -> Notice:
+        folder = self.context.folder
+        return Notice(
+            run=folder.run,
+            step=self.order.step,
+            path=f"{folder.run}/{version_folder(self.order)}",
+            kind=kind,
+            allow_missing=list(self.call.allow_missing),
+            allow_extra=self.call.allow_extra,
+            metadata=metadata,
+            root=root_name(folder.root),
+            engines=self.context.engines,
+            **more,
+        )
 
     def _content_of(self, offer: PlannedContent) -> Content:
         with self._laps.lap("encode") if offer.kind is Kind.DELTA else nullcontext():
@@ -351,9 +362,9 @@ class PublishAttempt:
                 folder.withdrawn(self.order)
             raise
         folder.published(self.order)
-        if self.context.bucket is not None:
+        if self.context.target is not None:
             with self._laps.lap("upload"):
-                self.context.bucket.publish(folder, self.order, data)
+                self.context.target.publish(folder, self.order, data)
         return manifest
 
     @contextmanager
@@ -380,7 +391,7 @@ class PublishAttempt:
         try:
             yield
         except BaseException as error:
-            self.context.forget_deltas(AFTER_FAILURE)
+            self.context.forget_deltas(failed=True)
             self.trace.end(error)
             if not isinstance(error, OSError):
                 raise
@@ -392,7 +403,7 @@ class PublishAttempt:
         """What was published; without a manifest it is in the engines' memory alone."""
         if self.begun is not None:
             _log.warning("%s", self.begun)
-        folder, kind, size, base, digest = self.context.folder, self._known["kind"], 0, None, ""
+        kind, size, base, digest = self._known["kind"], 0, None, ""
         if manifest is not None:
             size, base = sum(file.size for file in manifest.files.values()), manifest.base
             digest = manifest.digest
@@ -401,23 +412,12 @@ class PublishAttempt:
             bytes=size,
             digest=digest,
             timings=self._laps.times,
-            notice=Notice(
-                run=folder.run,
-                step=self.order.step,
-                path=f"{folder.run}/{version_folder(self.order)}",
-                kind=kind,
-                base=base,
-                allow_missing=list(self.call.allow_missing),
-                allow_extra=self.call.allow_extra,
-                metadata=self.metadata,
-                publish_ms=self._laps.since_begin,
-                digest=digest or None,
-                root=root_name(folder.root),
-                engines=self.context.engines,
+            notice=self._notice(
+                kind, self.metadata, base=base, publish_ms=self._laps.since_begin, digest=digest or None
             ),
             base=base,
             begun=self.begun,
-            url=None if self.context.bucket is None else self.context.bucket.url(self.order),
+            url=None if self.context.target is None else self.context.target.url(self.order),
             in_memory=manifest is None,
         )
         return self._begun(facts=facts)

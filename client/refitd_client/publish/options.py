@@ -20,10 +20,11 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
-from refitd_client.delta.change import DeltaRules
-from refitd_client.publish.bucket_target import KEEP
 from refitd_client.write.content import BaseModel
 from refitd_client.write.plan import Rename
+
+KEEP = 4
+"""How many of the newest versions a publisher keeps in an object store, besides the bases that they need."""
 
 ALWAYS = "always"
 NEVER = "never"
@@ -68,6 +69,29 @@ ALL = DurabilityPolicy(ALWAYS, 1)
 
 
 Block = Literal["committed", "staged"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaRules:
+    """When a delta is worth it.
+
+    `threshold` is the share of all elements that it may list: 0.1 of bf16 takes a third of the full version's bytes.
+    Every `anchor_every`th version is full, so that a reader who lost everything has few deltas to go through.
+    """
+
+    threshold: float = 0.1
+    anchor_every: int = 20
+
+    def __post_init__(self) -> None:
+        """Check the numbers. Raises ValueError if `threshold` is not between 0 and 1, or `anchor_every` is below 1."""
+        if not 0.0 <= self.threshold <= 1.0:
+            raise ValueError(f"threshold is {self.threshold}; it is a share of all elements, from 0 to 1")
+        if self.anchor_every < 1:
+            raise ValueError(f"anchor_every is {self.anchor_every}; 1 makes every version a full one")
+
+    def most(self, elements: int) -> int:
+        """How many of so many elements a delta may list. All checks of the threshold use this number."""
+        return int(self.threshold * elements)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

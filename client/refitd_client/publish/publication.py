@@ -13,13 +13,12 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING
 
 from refitd_client.contract.states import Kind
 from refitd_client.contract.wire import Notice, WaitResult
@@ -38,8 +37,30 @@ from refitd_client.http.publisher_client import no_token, open_client
 from refitd_client.http.routes import WaitFor
 from refitd_client.write.version_folder import Laps
 
-if TYPE_CHECKING:
-    from refitd_client.transport.handover import Handed
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handed:
+    """What became of a version before its files: the engines that serve it now, and why not all do, or none.
+
+    `transport` is how it goes, and `why` says why that way; None where `publish` was called without `transport`. By
+    files alone there are no engines, and `reason` is None unless more was asked for. `timings` are milliseconds of
+    `offer` (fingerprints, the offer's file), `notice`, and `taken`: from the call of `publish` until the last engine
+    had answered. `sent` are milliseconds of a transfer over a process group by stage, None where there was none;
+    `sent_bytes` are the bytes that it has brought to engine ranks, each rank's counted.
+    """
+
+    engines: tuple[str, ...] = ()
+    reason: str | None = None
+    timings: Mapping[str, float] | None = None
+    sent: Mapping[str, float] | None = None
+    sent_bytes: int = 0
+    transport: str | None = None
+    why: str | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all engines of the run serve the version."""
+        return bool(self.engines) and self.reason is None
 
 
 class PendingPublication:
@@ -219,7 +240,7 @@ class Publication:
     kind: Kind = Kind.FULL
     why_full: str | None = None
     density: float | None = None
-    handed: "Handed | None" = None
+    handed: Handed | None = None
     connection: Connection | None = field(default=None, repr=False)
     facts: CommittedFacts | None = field(default=None, repr=False)
     pending: PendingPublication | None = field(default=None, repr=False, compare=False)

@@ -25,7 +25,6 @@ from refitd_client.files import durable
 from refitd_client.files.plain_file import open_plain, plain_file, read_at
 from refitd_client.publish.attempt import PublishCall
 from refitd_client.publish.options import PublishOptions
-from refitd_client.publish.route import place_of_process
 from refitd_client.sharded import orders
 from refitd_client.sharded.export import RankExport
 from refitd_client.sharded.holdings import Holding, HoldingsReader, NamingOptions, gpu_of, samples_of
@@ -34,8 +33,9 @@ from refitd_client.sharded.parts import SentPart, flat_part, not_finite_here, se
 from refitd_client.sharded.rank_group import portable
 from refitd_client.sharded.rank_shadow import RankShadow
 from refitd_client.sharded.rank_slot import SlotCopier
+from refitd_client.transport.choice import TrainerPlace
 from refitd_client.transport.schedule import Strip, cut
-from refitd_client.ways import TrainerPlace
+from refitd_client.transport.sending import place_of_process
 from refitd_client.write.plan import PIECE, ShardChecks
 
 PIECE_BYTES = 2**20

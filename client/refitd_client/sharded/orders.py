@@ -4,18 +4,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from refitd_client.contract.manifest import ManifestFile
-from refitd_client.delta.change import DeltaRules, Indices
+from refitd_client.delta.change import Indices
 from refitd_client.errors import ServiceError
 from refitd_client.fingerprint import Bits
-from refitd_client.publish.options import ALWAYS
+from refitd_client.publish.options import ALWAYS, DeltaRules
 from refitd_client.publish.publication import Publication
 from refitd_client.sharded.layout import Claim, Location, WritePart
 from refitd_client.transport.child import TransferSent
+from refitd_client.transport.choice import TrainerPlace
 from refitd_client.transport.needs import PartialNeeds
 from refitd_client.transport.offer import DevicePlace, GroupTransfer, HostPlace
 from refitd_client.transport.schedule import Strip
 from refitd_client.transport.script import ShardTable
-from refitd_client.ways import TrainerPlace, Transport
+from refitd_client.ways import Transport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from refitd_client.bucket.objects import require_folder
 from refitd_client.contract.naming import Order, version_folder
-from refitd_client.contract.stores import is_bucket_url
+from refitd_client.contract.stores import is_bucket_url, require_folder
 from refitd_client.errors import PublishError, RankLostError, ServiceError, StepConflictError
 from refitd_client.http.connection import Connection, connect_to
 from refitd_client.http.publisher_client import root_name

@@ -19,13 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refitd_client.checkpoint.finite import rule_of
-from refitd_client.delta.change import MANY_CHANGES, DeltaRules, Indices, in_a_row
+from refitd_client.delta.change import MANY_CHANGES, Indices, in_a_row
 from refitd_client.delta.shadow import OTHERS, ChangedElements, ShadowDiff, Shadows
 from refitd_client.errors import PublishError
 from refitd_client.fingerprint import Bits
 from refitd_client.fingerprint.host import MASK, shifts_of
 from refitd_client.fingerprint.tensors import CASTS_BYTES, PartInput, PartPlace, part_scans
 from refitd_client.lanes import in_lanes, lanes_for
+from refitd_client.publish.options import DeltaRules
 from refitd_client.sharded.holdings import Holding
 from refitd_client.sharded.layout import ranks_named
 from refitd_client.sharded.orders import (

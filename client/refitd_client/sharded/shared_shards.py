@@ -18,8 +18,8 @@ from refitd_client.sharded.layout import AgreedLayout, spread
 from refitd_client.sharded.rank_group import RankGroup, succeeded
 from refitd_client.sharded.rank_shadow import ShadowCount, SharedShadows
 from refitd_client.sharded.rank_slot import begin_progress, digests_of_files
+from refitd_client.transport.choice import TrainerPlace
 from refitd_client.transport.sending import Destination
-from refitd_client.ways import TrainerPlace
 from refitd_client.write.version_folder import Staging, open_recycled
 
 

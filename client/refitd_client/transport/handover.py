@@ -21,24 +21,29 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from refitd_client.checkpoint.finite import NO_RULE, rule_of
 from refitd_client.contract.manifest import fitting_fingerprints
-from refitd_client.contract.naming import Order, version_folder, version_id
-from refitd_client.contract.states import Kind, WaitOutcome
+from refitd_client.contract.states import WaitOutcome
 from refitd_client.contract.wire import Notice
 from refitd_client.errors import ServiceError
 from refitd_client.fingerprint import Scan
 from refitd_client.http.connection import Connection
-from refitd_client.http.publisher_client import open_client, root_name
+from refitd_client.http.publisher_client import ReceiversQuery, open_client
+from refitd_client.publish.ports import PublishRoute, StagedT
+from refitd_client.publish.publication import Handed
+from refitd_client.transport import exporter
 from refitd_client.transport.child import TransferSent
+from refitd_client.transport.choice import Destination, decide_route
 from refitd_client.transport.device import DriverError
 from refitd_client.transport.memory import LayoutCache, NotSharedError, PreparedOffer
 from refitd_client.transport.offer import GroupTransfer, Offer
 from refitd_client.transport.offer_file import ExportedTensors, HandoverKeyRefusedError, read_secret
 from refitd_client.transport.script import table_of_whole
-from refitd_client.transport.sending import SEND_SECONDS, Destination, NoTransferError, Sending, TensorSender
+from refitd_client.transport.sending import SEND_SECONDS, NoTransferError, Sending, TensorSender, places_of
+from refitd_client.ways import Choice, Transport
 from refitd_client.write.content import Content, TensorShards, WeightsOfRanks
 from refitd_client.write.plan import not_finite
 
@@ -46,55 +51,10 @@ ANSWER_SECONDS = 20.0  # in which engines are to have answered
 BACK_SECONDS = 10.0  # in which an engine that copies is to have ended, when the offer is withdrawn
 
 _log = logging.getLogger("refitd_client")
-StagedT = TypeVar("StagedT")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Handed:
-    """What became of a version before its files: the engines that serve it now, and why not all do, or none.
-
-    `transport` is how it goes, and `why` says why that way; None where `publish` was called without `transport`. By
-    files alone there are no engines, and `reason` is None unless more was asked for. `timings` are milliseconds of
-    `offer` (fingerprints, the offer's file), `notice`, and `taken`: from the call of `publish` until the last engine
-    had answered. `sent` are milliseconds of a transfer over a process group by stage, None where there was none;
-    `sent_bytes` are the bytes that it has brought to engine ranks, each rank's counted.
-    """
-
-    engines: tuple[str, ...] = ()
-    reason: str | None = None
-    timings: Mapping[str, float] | None = None
-    sent: Mapping[str, float] | None = None
-    sent_bytes: int = 0
-    transport: str | None = None
-    why: str | None = None
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all engines of the run serve the version."""
-        return bool(self.engines) and self.reason is None
 
 
 class NotOfferedError(Exception):
     """Why there is no offer, as a sentence."""
-
-
-@dataclass(slots=True, kw_only=True)
-class HandoverState:
-    """What a publisher keeps from one hand-over to the next.
-
-    `due`: the files of the last one were not written. `since` counts the versions without files since one had some,
-    None before the first. `layouts` know where its tensors lie, `sender` sends them over process groups.
-    `reason` is what was logged last of why versions are not handed over.
-    """
-
-    sender: TensorSender
-    due: bool = False
-    reason: str | None = None
-    since: int | None = None
-    layouts: LayoutCache = field(default_factory=LayoutCache)
-
-    def close(self) -> None:
-        self.sender.close()
 
 
 class UnderWay(Protocol):
@@ -134,7 +94,7 @@ class Exported(Protocol):
 class TensorsHere:
     """Tensors that this process has whole (`Exported`)."""
 
-    def __init__(self, weights: TensorShards, destination: Destination | None, state: HandoverState) -> None:
+    def __init__(self, weights: TensorShards, destination: Destination | None, state: "TrainerMemory") -> None:
         self._weights, self._destination, self._state = weights, destination, state
         self._prepared: PreparedOffer | None = None
         self._transfer: GroupTransfer | None = None
@@ -170,45 +130,25 @@ class TensorsHere:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportTarget:
-    """A version that is handed over, and the service to tell. `metadata` are the version's: they begin its trace.
+    """A version that is handed over, and the service to tell. `notice` is what it is told, without the offer.
+
     `destination` are ranks that it is sent to over a process group, None where engines open the trainer's memory.
     `wants_files`: files are to follow also where all engines take it.
     """
 
+    notice: Notice
+    version: str
     root: Path
-    run: str
-    order: Order
     connection: Connection
-    metadata: dict[str, str] = field(default_factory=dict[str, str])
-    allow_missing: tuple[str, ...] = ()
-    allow_extra: bool = False
-    engines: Literal["mine"] | None = None
-    destination: Destination | None = None
-    wants_files: bool = True
-
-    @property
-    def version(self) -> str:
-        return version_id(self.run, self.order)
+    destination: Destination | None
+    wants_files: bool
 
     def tell(self, *, offer: str | None = None, failed: str | None = None) -> None:
         """Send the notice of a version without files. Raises ServiceError: it is refused, or the service does not
         answer; OSError, ValueError: there is no token to send.
         """
-        notice = Notice(
-            run=self.run,
-            step=self.order.step,
-            path=f"{self.run}/{version_folder(self.order)}",
-            kind=Kind.HANDOVER,
-            allow_missing=list(self.allow_missing),
-            allow_extra=self.allow_extra,
-            metadata=self.metadata,
-            root=root_name(self.root),
-            engines=self.engines,
-            offer=offer,
-            failed=failed,
-        )
         with open_client(self.connection, try_for=ANSWER_SECONDS) as client:
-            client.announce(notice)
+            client.announce(replace(self.notice, offer=offer, failed=failed))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -216,7 +156,7 @@ class TensorExport:
     """The hand-over of one version. `state` is the publisher's."""
 
     place: ExportTarget
-    state: HandoverState
+    state: "TrainerMemory"
     _told: bool = field(default=False, init=False)
 
     def of(self, content: Content, stage: Callable[[Content], StagedT]) -> tuple[StagedT | None, Handed]:
@@ -298,7 +238,7 @@ class Handover:
             self.fingerprints = {name: each.fingerprint for name, each in found.items()}
             offer = exported.offer(target.version, list(self.fingerprints.values()))
             offer = replace(offer, files=target.wants_files)
-            self._exported = ExportedTensors(target.root / target.run, offer, read_secret(target.root))
+            self._exported = ExportedTensors(target.root / target.notice.run, offer, read_secret(target.root))
         except (DriverError, NotSharedError, HandoverKeyRefusedError, NoTransferError, OSError) as error:
             raise NotOfferedError(f"the tensors cannot be exported: {error}") from error
         self._lap("offer")
@@ -381,3 +321,59 @@ class Handover:
 
     def _lap(self, name: str) -> None:
         self.timings[name] = (time.monotonic() - self._began) * 1000
+
+
+class TrainerMemory:
+    """What brings one publisher's versions to engines from the trainer's memory (`MemoryWay`).
+
+    `layouts` know where the tensors lay last, `sender` sends them over process groups. `reason` is what was logged last
+    of why versions are not handed over.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Begin nothing. `folder` is the run's."""
+        self._folder = folder
+        self.sender, self.layouts = TensorSender(folder, "process"), LayoutCache()
+        self.due = False
+        self.since: int | None = None
+        self.reason: str | None = None
+
+    def route(self, transport: Transport, weights: Any, receivers: ReceiversQuery) -> PublishRoute:
+        """As `MemoryWay.route`."""
+        places = places_of(weights)
+        if places is None:
+            asked = None if transport == "auto" else f"transport={transport!r} takes tensors, and the weights are files"
+            return PublishRoute(choice=Choice(transport="disk", why="the weights are files"), instead=asked)
+        try:
+            found = receivers.ask()
+        except (ServiceError, OSError, ValueError) as error:
+            by: Transport = "delta" if transport == "auto" and not places[0].is_rank else "disk"
+            choice = Choice(transport=by, why="files need no answer of the service")
+            return PublishRoute(choice=choice, instead=f"the service does not say who can receive: {error}")
+        return decide_route(transport, places, found, urlsplit(receivers.connection.url).hostname or "")
+
+    def export(
+        self,
+        notice: Notice,
+        version: str,
+        root: Path,
+        connection: Connection,
+        destination: Destination | None,
+        *,
+        wants_files: bool,
+    ) -> TensorExport:
+        """As `MemoryWay.export`."""
+        place = ExportTarget(
+            notice=notice,
+            version=version,
+            root=root,
+            connection=connection,
+            destination=destination,
+            wants_files=wants_files,
+        )
+        return TensorExport(place=place, state=self)
+
+    def close(self) -> None:
+        """End what exports and sends."""
+        self.sender.close()
+        exporter.end(self._folder)

@@ -6,13 +6,13 @@ in another dtype or order than it has, are copied first.
 """
 
 import hashlib
+import os
 import secrets
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from refitd_client.transport.child import (
     ChildLostError,
@@ -25,16 +25,21 @@ from refitd_client.transport.child import (
     Send,
     TransferSent,
 )
+from refitd_client.transport.choice import Destination, TrainerPlace
+from refitd_client.transport.device import uuid_of
 from refitd_client.transport.memory import (
     PREFIX,
     SHARED_MEMORY,
     NotSharedError,
     SharedTensors,
+    boot_id,
+    host_name,
     own_address,
     place_of,
 )
 from refitd_client.transport.offer import DevicePlace, GroupTransfer, OfferLayout, side_by_side
 from refitd_client.transport.script import Backend, ShardTable
+from refitd_client.write.content import Content, WeightsOfRanks
 
 SEND_SECONDS = 110.0  # for a transfer, from the notice to the last receiver's word
 JOIN_SECONDS = 60.0  # of them, in which receivers are to be ready: the first time each begins a process
@@ -47,18 +52,6 @@ _ONE_TENSOR = "copies"
 
 class NoTransferError(Exception):
     """Why nothing can be sent, as a sentence."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Destination:
-    """Whom a version is sent to: the `receivers` by name, through `backend`; `service_host` is the service's. `needs`
-    are the digests of what receivers need that do not need everything.
-    """
-
-    backend: Backend
-    receivers: tuple[str, ...]
-    service_host: str
-    needs: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 class TensorSender:
@@ -248,3 +241,27 @@ def available() -> frozenset[Backend]:
     if torch.cuda.is_available() and torch.distributed.is_nccl_available():
         found.add("nccl")
     return frozenset(found)
+
+
+def place_of_process(tensors: Sequence[Any], *, count: int, is_rank: bool = False) -> TrainerPlace:
+    """Find where a process has its tensors. `count`: how many it publishes, of torch and others."""
+    return TrainerPlace(
+        host=host_name(),
+        boot=boot_id(),
+        devices=frozenset(uuid_of(device) for device in {each.device for each in tensors} if device.type == "cuda"),
+        shared=not is_rank and 0 < len(tensors) == count and all(is_sharable(each) for each in tensors),
+        backends=available() if tensors or is_rank else frozenset(),
+        is_rank=is_rank,
+    )
+
+
+def places_of(weights: Any) -> Sequence[TrainerPlace] | None:
+    """Where the tensors are, before names and dtypes are worked out; None for a folder."""
+    if isinstance(weights, Content):
+        return weights.weights.places if isinstance(weights.weights, WeightsOfRanks) else None
+    if isinstance(weights, (str, os.PathLike)):
+        return None
+    tensors = cast("Mapping[str, Any]", weights) if isinstance(weights, Mapping) else dict(weights.named_parameters())
+    torch = sys.modules.get("torch")
+    mine = [each for each in tensors.values() if torch is not None and isinstance(each, torch.Tensor)]
+    return [place_of_process(mine, count=len(tensors))]

@@ -46,8 +46,8 @@ from refitd_client.contract.manifest import (
 from refitd_client.contract.naming import ADAPTER_CONFIG_NAME, DELTA_NAME, INDEX_NAME, MANIFEST_NAME
 from refitd_client.contract.states import Kind
 from refitd_client.files.plain_file import hole_in, read_at
+from refitd_client.validation.base import Base, delta_checks
 from refitd_client.validation.contents import StretchSearch, place_of, read_contents, same_bytes
-from refitd_client.validation.delta import Base, DeltaReading
 from refitd_client.validation.foreign import recognise
 from refitd_client.validation.lora import (
     MAX_CONFIG_BYTES,
@@ -159,7 +159,7 @@ def _read_weights(
     try:
         delta, files, searches = None, to_read(seen), dict[str, StretchSearch]()
         if isinstance(reference, Base) and DELTA_NAME in files:
-            delta = DeltaReading(folder, files[DELTA_NAME], reference)
+            delta = delta_checks().open_delta(folder, files[DELTA_NAME], reference)
             searches |= delta.searches
         named = seen.manifest.files if beside and seen.manifest is not None else {}
         proved = {name: named[name].digest for name in seen.headers if name in named}

@@ -16,6 +16,7 @@ computes from the manifest for the same tensors.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import xxhash
 
@@ -26,8 +27,8 @@ from refitd_client.checkpoint.opening import FileStat
 from refitd_client.contract.manifest import Manifest, digest_of_files
 from refitd_client.contract.naming import ADAPTER_CONFIG_NAME, ADAPTER_NAME, Order
 from refitd_client.contract.states import Kind
+from refitd_client.validation.base import Base, delta_checks
 from refitd_client.validation.contents import Contents
-from refitd_client.validation.delta import Base, DeltaContents, content_faults, structure_faults
 from refitd_client.validation.lora import AdapterConfig, adapter_faults
 
 NO_REFERENCE = (
@@ -75,15 +76,15 @@ class Structure:
 class Evidence:
     """All that is needed for a verdict.
 
-    `contents` is None if the structure alone already decides, `delta` if the version is none. `copies` are the output
-    layers whose bytes are those of the embedding that they are tied to. `failure` alone is set if the folder could not
-    be read.
+    `contents` is None if the structure alone already decides. `delta` is what `delta_checks` read, None of a full
+    version. `copies` are the output layers whose bytes are those of the embedding that they are tied to. `failure`
+    alone is set if the folder could not be read.
     """
 
     structure: Structure | None = None
     contents: Contents | None = None
     copies: frozenset[str] = frozenset()
-    delta: DeltaContents | None = None
+    delta: Any = None
     failure: str | None = None
 
 
@@ -196,7 +197,7 @@ def _structure_faults(structure: Structure, reference: Reference | Base | None, 
         yield Defect(Code.UNSUPPORTED_KIND, f"{reason}--lora: full versions are another service's")
     if isinstance(reference, Base):
         if structure.manifest is not None:
-            yield from structure_faults(structure.manifest, list(structure.files), reference)
+            yield from delta_checks().structure_faults(structure.manifest, list(structure.files), reference)
     elif reference is None:
         yield Defect(Code.NO_REFERENCE, NO_REFERENCE)
     elif structure.adapter is not None:
@@ -330,7 +331,7 @@ def _content_faults(
         if delta is None:
             yield Defect(Code.BAD_DELTA, "its changes were not read")
         else:
-            yield from content_faults(manifest, delta, reference)
+            yield from delta_checks().content_faults(manifest, delta, reference)
 
 
 def _digest(structure: Structure, digests: Mapping[str, str]) -> str:

@@ -21,7 +21,7 @@ from refitd.update.proving import RankProofs
 from refitd_client.checkpoint.header import BoundedCache
 from refitd_client.checkpoint.inventory import Reference
 from refitd_client.contract.states import VersionState
-from refitd_client.validation.delta import Base
+from refitd_client.validation.base import Base
 from refitd_client.validation.reference import ReferenceRefusedError, read_reference
 from refitd_client.validation.validate import Evidence, Invalid, Options, Structure, Valid, judge, unprovable, validate
 

@@ -13,7 +13,7 @@ from refitd.root.scan import Listing, ListingFailed, scan
 from refitd_client.checkpoint.inventory import Reference
 from refitd_client.checkpoint.opening import OpeningRefusedError
 from refitd_client.contract.manifest import Manifest
-from refitd_client.validation.delta import Base
+from refitd_client.validation.base import Base
 from refitd_client.validation.examine import ReadAgain, examine, glance, read_again, signature, structure
 from refitd_client.validation.foreign import Trainer, keep_manifest, sign_manifest
 from refitd_client.validation.validate import Evidence, Options, Structure

@@ -35,7 +35,7 @@ from refitd_client.checkpoint.fault import Code
 from refitd_client.checkpoint.inventory import Reference
 from refitd_client.contract.manifest import Manifest, ManifestFile, TensorsSummary, fitting_fingerprints
 from refitd_client.contract.states import Kind, VersionState
-from refitd_client.validation.delta import Base
+from refitd_client.validation.base import Base
 from refitd_client.validation.foreign import lacks_manifest
 from refitd_client.validation.validate import Evidence, Invalid, Options, Structure, Unknown, Valid, Verdict, validate
 

@@ -20,11 +20,12 @@ from refitd_client.contract.naming import DELTA_NAME, MANIFEST_NAME, version_id
 from refitd_client.contract.states import Kind
 from refitd_client.delta import Delta, DeltaFile, DeltaRefusedError, parse_delta
 from refitd_client.delta.change import nonfinite_in
+from refitd_client.delta.checks import most_bytes_on
 from refitd_client.delta.head import Head
 from refitd_client.delta.reader import MAX_BYTES, check_memory
 from refitd_client.files.plain_file import fill
+from refitd_client.validation.base import Base
 from refitd_client.validation.contents import read_whole
-from refitd_client.validation.delta import Base
 from refitd_plugin.delta.layout import Allocate, LaidOutDelta, Placements, in_memory, lay_out
 from refitd_plugin.memory.source import SourceRefusedError, VersionPlace
 
@@ -115,7 +116,7 @@ def most_memory(reference: Reference | None) -> int:
 
     A delta changes each element once. Twice of that: a version may have wider types than the model, before casts.
     """
-    return MAX_BYTES if reference is None else 2 * Base("", reference.inventory, {}).most_bytes
+    return MAX_BYTES if reference is None else 2 * most_bytes_on(Base("", reference.inventory, {}))
 
 
 def open_changes(

@@ -98,7 +98,7 @@ def test_what_a_trainer_sends_is_served_before_its_files_are_there_and_a_broken_
         mark = sending.job.now
         with monkeypatch.context() as faulty:
             faulty.setenv(rogue_sender.VARIABLE, fault)
-            in_process(sending.publisher)._context.handover.close()  # its sender has no fault
+            in_process(sending.publisher)._context.memory.close()  # its sender has no fault
             publication = sending.publish("gloo")
         assert publication.handed is not None
         assert publication.handed.engines == ()
@@ -109,5 +109,5 @@ def test_what_a_trainer_sends_is_served_before_its_files_are_there_and_a_broken_
         sending.job.until(lambda event, id_=publication.version_id: event.subject == id_ and "served" in event.text)
         states = {e.data.get("state") for e in sending.job.events if e.seq > mark and e.kind == "engine"}
         assert EngineState.TAINTED not in states
-        in_process(sending.publisher)._context.handover.close()
+        in_process(sending.publisher)._context.memory.close()
     sending.goes()

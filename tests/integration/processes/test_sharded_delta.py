@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from refitd_client import PublishOptions, WeightPublisher
-from refitd_client.delta import DeltaRules, shadow
+from refitd_client.delta import shadow
 from refitd_client.delta.device import DeviceShadow, StreamShadow
+from refitd_client.publish.options import DeltaRules
 from refitd_client.sharded import rank_group
 from support import published
 from support.once import made_once

@@ -17,8 +17,8 @@ from refitd_client import (
     StorageError,
     WeightPublisher,
 )
-from refitd_client.delta import DeltaRules
 from refitd_client.delta.maker import DeltaWeights
+from refitd_client.publish.options import DeltaRules
 from refitd_client.sharded.rank_shadow import RankShadow
 from support import published, sharded_cases
 from support.inside import in_rank

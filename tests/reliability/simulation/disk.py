@@ -23,7 +23,7 @@ from refitd.root.scan import Discarded, Emptied, FoundFolder, Gone, Incoming, Li
 from refitd_client.checkpoint.inventory import Reference
 from refitd_client.contract.manifest import Manifest, ManifestFile, digest_of_files, digest_of_pieces, joined
 from refitd_client.contract.naming import MANIFEST_NAME, Order, parse_version_folder, version_id
-from refitd_client.validation.delta import Base
+from refitd_client.validation.base import Base
 from refitd_client.validation.examine import ReadAgain, examine, structure
 from refitd_client.validation.reference import read_reference
 from refitd_client.validation.validate import Evidence, Options, Structure

@@ -12,10 +12,10 @@ from refitd.state.version import VersionRecord
 from refitd_client.bucket.collection import BucketCollection, collect_run
 from refitd_client.bucket.pointer import BucketVersion
 from refitd_client.bucket.run import BucketRun
+from refitd_client.bucket.target import BucketTarget
 from refitd_client.contract.naming import MANIFEST_NAME, Order, version_folder, version_id
 from refitd_client.contract.states import VersionState
 from refitd_client.errors import BucketError, RunBusyError
-from refitd_client.publish.bucket_target import BucketTarget
 from refitd_client.publish.run_folder import RunFolder
 from refitd_hosts.push.pusher import _as_here
 

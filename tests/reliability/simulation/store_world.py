@@ -15,10 +15,10 @@ from unittest import mock
 from refitd.policy.strategy import StrategyName
 from refitd_client.bucket import collection
 from refitd_client.bucket import run as bucket_run
+from refitd_client.bucket import target as bucket_target
 from refitd_client.bucket.pointer import LEASE_SECONDS, UPLOAD_SECONDS, BucketVersion, Pointer
 from refitd_client.contract import manifest
 from refitd_client.contract.naming import parse_version_folder
-from refitd_client.publish import bucket_target
 from refitd_client.write import version_folder
 from refitd_hosts.follow import bucket, puller
 from refitd_hosts.follow.bucket import BucketUpstream

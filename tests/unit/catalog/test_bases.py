@@ -14,7 +14,7 @@ from refitd.catalog.files import DiskFiles
 from refitd.policy.chain import NoBase
 from refitd.state.version import VersionRecord
 from refitd_client.checkpoint.fault import Defect
-from refitd_client.validation.delta import Base
+from refitd_client.validation.base import Base
 from refitd_client.validation.validate import Structure
 from support.deltas import chain, training
 

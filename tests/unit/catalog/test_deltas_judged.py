@@ -16,7 +16,7 @@ from refitd.root.scan import FoundFolder
 from refitd.state.version import VersionRecord
 from refitd_client.contract.states import Kind, VersionState
 from refitd_client.contract.wire import Notice
-from refitd_client.validation.delta import Base
+from refitd_client.validation.base import Base
 from refitd_client.validation.examine import ReadAgain, signature
 from refitd_client.validation.validate import Structure
 from support.catalogs import Stage, watching

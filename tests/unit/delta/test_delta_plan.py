@@ -7,7 +7,9 @@ import pytest
 
 from refitd_client.contract.states import EngineState
 from refitd_client.delta import maker as served
-from refitd_client.delta.change import ChangeHistory, DeltaRules, Full, StepChanges, last_served, plan_delta
+from refitd_client.delta.change import ChangeHistory, StepChanges, last_served, plan_delta
+from refitd_client.publish.options import DeltaRules
+from refitd_client.publish.ports import Full
 from support.stand_in_service import make_engine
 
 RULES = DeltaRules(threshold=0.1, anchor_every=4)

@@ -10,7 +10,8 @@ from refitd_client import PublishOptions, WeightPublisher
 from refitd_client.contract import manifest as digest
 from refitd_client.contract.manifest import FileDigest, parse_manifest
 from refitd_client.contract.states import Kind
-from refitd_client.delta import DeltaRules, read_delta, writer
+from refitd_client.delta import read_delta, writer
+from refitd_client.publish.options import DeltaRules
 from support.stand_in_service import StandIn, make_engine, stand_in
 
 

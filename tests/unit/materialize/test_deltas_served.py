@@ -18,7 +18,7 @@ from refitd.observe.telemetry import Meters
 from refitd.observe.traces import Traces
 from refitd.policy.roster import move
 from refitd_client.contract.states import Kind, VersionState
-from refitd_client.delta.change import Full
+from refitd_client.publish.ports import Full
 from refitd_inside.materialize import materializer as materializing
 from refitd_inside.materialize import writing
 from support.checkpoints import publish

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from refitd_client import PlanRefusedError, ways
+from refitd_client.transport import choice
 from refitd_plan.machine import Gpu
 from refitd_plan.planner import plan
 from refitd_plan.transport import COSTS, OF_RANKS, WAYS
@@ -48,7 +49,7 @@ def test_the_way_is_the_one_that_publish_would_take(allocation: str, situation: 
 
 
 def test_the_chooser_is_the_publishers_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ways, "choose", lambda *_: ways.Choice(transport="gloo", why="it is asked"))
+    monkeypatch.setattr(choice, "choose", lambda *_: ways.Choice(transport="gloo", why="it is asked"))
     made = plan("sglang:d1+fsdp:d1", gpus_per_node=2, plugin=True)
     assert (made.transport, made.reason) == ("gloo", "it is asked")
 

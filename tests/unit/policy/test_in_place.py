@@ -15,7 +15,7 @@ from refitd.reclaim.books import Books
 from refitd.state.records import EngineRecord
 from refitd.state.version import VersionRecord
 from refitd_client.contract.states import Kind, VersionState
-from refitd_client.delta.change import Full
+from refitd_client.publish.ports import Full
 from support.deltas import Trainer, training
 from support.fleets import running as fleet
 from support.records import engine, version

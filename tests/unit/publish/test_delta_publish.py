@@ -19,9 +19,10 @@ from refitd_client.checkpoint.header import Entry
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.contract.states import EngineState, Kind
 from refitd_client.contract.wire import Notice, Problem
-from refitd_client.delta import DeltaRules, apply, read_delta
+from refitd_client.delta import apply, read_delta
 from refitd_client.errors import problem_error
 from refitd_client.fingerprint import fingerprints, to_text
+from refitd_client.publish.options import DeltaRules
 from support.stand_in_service import StandIn, make_engine, stand_in
 
 FIRST = "nothing to compare with: the publisher's first version, or its first after one without delta='auto'"

@@ -12,8 +12,8 @@ from refitd_client.bucket.objects import Bucket
 from refitd_client.bucket.pointer import version_prefix
 from refitd_client.contract.naming import Order
 from refitd_client.contract.states import Kind
-from refitd_client.delta.change import DeltaRules
 from refitd_client.errors import BucketError, RunBusyError
+from refitd_client.publish.options import DeltaRules
 from support.buckets import NAME, RUN, KilledError, ScriptedBucket, counted, keys, nth, unreachable
 from support.checkpoints import tensors
 from support.inside import in_process
@@ -130,13 +130,13 @@ def test_of_two_publishers_on_two_hosts_one_loses(
 
 
 def test_old_versions_are_collected_by_the_publisher(bucket: ScriptedBucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("refitd_client.publish.bucket_target._COLLECT_EVERY", 0.0)
+    monkeypatch.setattr("refitd_client.bucket.target._COLLECT_EVERY", 0.0)
     with WeightPublisher(NAME, RUN, options=PublishOptions(keep=1)) as publisher:
         for step in (1, 2):
             publisher.publish(tensors(step), step=step)
         bucket.later = 1e6
         publisher.publish(tensors(3), step=3)
-        target = in_process(publisher)._context.bucket
+        target = in_process(publisher)._context.target
         assert target is not None
         assert target._collection is not None
         target._do(_ended(target._collection))

@@ -1,5 +1,6 @@
 """How a publication goes: what its trainer asks for, held against the engines that are there."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,10 +11,13 @@ from refitd_client.http import publisher_client
 from refitd_client.http.connection import Connection
 from refitd_client.http.publisher_client import ReceiversQuery
 from refitd_client.publish.options import DurabilityPolicy
-from refitd_client.publish.route import PublishRoute, route_of
+from refitd_client.publish.ports import PublishRoute
+from refitd_client.publish.route import route_of
+from refitd_client.transport.handover import TrainerMemory
 from refitd_client.transport.memory import boot_id, host_name
 from refitd_client.ways import Transport
 
+MEMORY = TrainerMemory(Path("/nowhere/run"))
 INSIDE = Receiver(engine="c", rank=0, name="c-0", host=host_name(), boot=boot_id(), backends=["gloo"])
 
 
@@ -41,7 +45,7 @@ def asks() -> ReceiversQuery:
 
 def of(transport: Transport, durable: str = "always") -> PublishRoute:
     weights: Any = {"w": torch.zeros(2)}
-    return route_of(transport, weights, asks(), DurabilityPolicy.of(durable))
+    return route_of(transport, weights, MEMORY, asks(), DurabilityPolicy.of(durable))
 
 
 @pytest.mark.parametrize(("transport", "goes"), [("auto", "delta"), ("nccl", "disk"), ("gloo", "disk")])
@@ -76,7 +80,7 @@ def test_a_folder_goes_by_its_files_and_what_was_asked_for_is_not_dropped_withou
     found: Receivers, transport: Transport
 ) -> None:
     def of_folder(transport: Transport) -> PublishRoute:
-        return route_of(transport, "folder", asks())
+        return route_of(transport, "folder", MEMORY, asks())
 
     assert of_folder(transport).instead == f"transport={transport!r} takes tensors, and the weights are files"
     assert of_folder("auto").instead is None

@@ -10,7 +10,7 @@ from refitd_client.contract.decoding import from_json
 from refitd_client.contract.plugin import Receiver, Receivers
 from refitd_client.errors import TransportRefusedError
 from refitd_client.publish.attempt import PublishCall
-from refitd_client.publish.route import decide_route
+from refitd_client.transport.choice import TrainerPlace, decide_route
 from refitd_client.transport.schedule import HeldStrip, everything, schedule, strip
 from refitd_client.transport.script import (
     BlockWord,
@@ -26,7 +26,7 @@ from refitd_client.transport.script import (
     sender_name,
     table_of_whole,
 )
-from refitd_client.ways import TrainerPlace, Transport
+from refitd_client.ways import Transport
 
 TABLE, ANOTHER = ShardTable(sizes=(1,), held=()), ShardTable(sizes=(2,), held=())
 STANDING = StandingLanes(number=3, receivers=("a", "b"), table=TABLE, backend="gloo")

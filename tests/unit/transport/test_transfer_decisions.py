@@ -3,7 +3,7 @@
 import pytest
 
 from refitd_client.contract.plugin import Receiver, Receivers
-from refitd_client.ways import TrainerPlace, choose, hinders
+from refitd_client.transport.choice import TrainerPlace, choose, hinders
 
 
 def rank(

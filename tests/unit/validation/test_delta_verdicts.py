@@ -19,7 +19,7 @@ from refitd_client.contract.manifest import Manifest, ManifestFile, parse_manife
 from refitd_client.contract.states import Kind, VersionState
 from refitd_client.contract.wire import Notice
 from refitd_client.delta import Delta, encode, read_delta
-from refitd_client.validation.delta import Base
+from refitd_client.validation.base import Base
 from refitd_client.validation.examine import examine, glance, structure
 from refitd_client.validation.validate import Invalid, Options, Verdict, validate
 from support.catalogs import Stage, watching

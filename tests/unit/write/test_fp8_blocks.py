@@ -18,8 +18,10 @@ from refitd_client.checkpoint.opening import Folder
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.contract.naming import DELTA_NAME, MANIFEST_NAME
 from refitd_client.contract.states import Kind
-from refitd_client.delta import DeltaRules, apply, read_delta
-from refitd_client.validation.delta import Base, DeltaReading, content_faults
+from refitd_client.delta import apply, read_delta
+from refitd_client.delta.checks import DeltaReading, content_faults
+from refitd_client.publish.options import DeltaRules
+from refitd_client.validation.base import Base
 from refitd_client.validation.examine import examine
 from refitd_client.validation.reference import read_reference
 from refitd_client.validation.validate import Invalid, Options, Valid, validate

@@ -1,4 +1,4 @@
-"""Whether a delta leads from its base to what its manifest says.
+"""Whether a delta leads from its base to what its manifest says (`validation.base.DeltaChecks`).
 
 Of the base only headers and manifest are read for this: fingerprints stand for its tensors. So a delta is found bad
 before a byte of a copy is written: it names a tensor that is not there, or was made from other contents than its
@@ -11,54 +11,27 @@ that: no delta lists an element twice.
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from math import prod
 from threading import Event
 
 from refitd_client.checkpoint.fault import Code, Defect, shown
 from refitd_client.checkpoint.finite import any_nonfinite, count_nonfinite, kind_of
-from refitd_client.checkpoint.header import ALL_BITS, BITS, SCALES_END
-from refitd_client.checkpoint.inventory import Inventory, not_a_copy
+from refitd_client.checkpoint.header import BITS, SCALES_END
+from refitd_client.checkpoint.inventory import not_a_copy
 from refitd_client.checkpoint.opening import FileStat, Folder, check_unchanged
-from refitd_client.contract.manifest import Manifest, TensorsSummary
+from refitd_client.contract.manifest import Manifest
 from refitd_client.contract.naming import DELTA_NAME, version_id
 from refitd_client.delta import DeltaFile, DeltaRefusedError
 from refitd_client.delta.change import elements_of
 from refitd_client.delta.head import MAX_HEADER_BYTES, Head, TensorRecord, bytes_of_change
 from refitd_client.delta.reader import ChangesSearch
 from refitd_client.lanes import in_lanes, lanes_for
+from refitd_client.validation.base import Base
 from refitd_client.validation.contents import ReadingStoppedError
 
 _TENSORS_TOLD = 3
 _ADVICE = "publish in full, and start the publisher anew"
-
-
-@dataclass(frozen=True, slots=True)
-class Base:
-    """What a delta leads from. `inventory` are the model's tensors, the same from a full version to the last delta on
-    it. `fingerprints` are those of its manifest, by name; empty if it has none. `pairs` are the output layers that have
-    to be copies of embeddings, and those.
-    """
-
-    id: str
-    inventory: Inventory
-    fingerprints: Mapping[str, str]
-    pairs: Mapping[str, str] = field(default_factory=dict[str, str])
-
-    @property
-    def summary(self) -> TensorsSummary:
-        tensors = self.inventory.tensors.values()
-        return TensorsSummary.of((tensor.dtype, prod(tensor.shape) * ALL_BITS[tensor.dtype] // 8) for tensor in tensors)
-
-    @property
-    def most_bytes(self) -> int:
-        """The indices and values of a delta that changes every element: no delta on this base has more."""
-        return sum(
-            elements_of(tensor.dtype, tensor.shape) * bytes_of_change(tensor.dtype, tensor.shape)
-            for tensor in self.inventory.tensors.values()
-            if tensor.dtype in BITS
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +48,15 @@ class DeltaContents:
     fault: str | None = None
 
 
+def most_bytes_on(base: Base) -> int:
+    """Return the bytes of indices and values of a delta that changes every element: no delta on this base has more."""
+    return sum(
+        elements_of(tensor.dtype, tensor.shape) * bytes_of_change(tensor.dtype, tensor.shape)
+        for tensor in base.inventory.tensors.values()
+        if tensor.dtype in BITS
+    )
+
+
 def structure_faults(manifest: Manifest, names: Collection[str], base: Base) -> Iterator[Defect]:
     """What is wrong with a delta as far as manifest and names in the folder tell. Pure."""
     if manifest.base != base.id or manifest.delta is None:
@@ -87,9 +69,9 @@ def structure_faults(manifest: Manifest, names: Collection[str], base: Base) -> 
         yield Defect(
             Code.BAD_DELTA, f"{shown(strange[0])} lies beside a delta, where an engine would take it for weights"
         )
-    size = manifest.files[manifest.delta.file].size
-    if size > base.most_bytes + MAX_HEADER_BYTES:
-        most = f"one on {base.id} has at most {base.most_bytes} of indices and values, for every element of its tensors"
+    size, most_bytes = manifest.files[manifest.delta.file].size, most_bytes_on(base)
+    if size > most_bytes + MAX_HEADER_BYTES:
+        most = f"one on {base.id} has at most {most_bytes} of indices and values, for every element of its tensors"
         yield Defect(Code.BAD_DELTA, f"{DELTA_NAME} has {size} bytes, more than any delta can have: {most}")
     if manifest.tensors != base.summary:
         yield Defect(Code.WRONG_BASE, f"refit.json describes other tensors than those of its base {base.id}: {_ADVICE}")
@@ -144,6 +126,10 @@ def _row_faults(name: str, row: TensorRecord, manifest: Manifest, base: Base) ->
 def _fits(name: str, row: TensorRecord, base: Base) -> bool:
     tensor = base.inventory.tensors.get(name)
     return tensor is not None and (row.dtype, row.shape) == (tensor.dtype, tensor.shape)
+
+
+def open_delta(folder: Folder, file: FileStat, base: Base) -> "DeltaReading":
+    return DeltaReading(folder, file, base)
 
 
 class DeltaReading:

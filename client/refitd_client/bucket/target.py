@@ -21,18 +21,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from refitd_client.bucket.collection import collect
-from refitd_client.bucket.objects import Bucket, require_folder
+from refitd_client.bucket.objects import Bucket
 from refitd_client.bucket.pointer import version_prefix
 from refitd_client.bucket.run import BucketRun
 from refitd_client.contract.naming import INCOMING_PREFIX, Order, parse_version_folder, version_id
-from refitd_client.contract.stores import is_bucket_url
-from refitd_client.delta.change import Full
 from refitd_client.errors import BucketError, RunBusyError, StorageError
 from refitd_client.files import durable
+from refitd_client.publish.ports import Full
 from refitd_client.publish.run_folder import RunFolder
-
-KEEP = 4
-"""How many of the newest versions a publisher keeps in an object store, besides the bases that they need."""
 
 _COLLECT_EVERY = 60.0  # seconds
 _log = logging.getLogger("refitd_client")
@@ -174,23 +170,20 @@ def spool_folder(name: str) -> Path:
     return spool / xxhash.xxh3_64(name.encode()).hexdigest()
 
 
-def bucket_at(root: str | os.PathLike[str], service_url: str | None, keep: int) -> Bucket | None:
-    if not is_bucket_url(text := os.fspath(root)):
-        require_folder(text)
-        return None
-    if service_url is not None:
-        raise ValueError("an object store goes without service_url: services follow the store by themselves")
-    if keep < 1:
-        raise ValueError(f"keep is {keep}; at least the newest version is kept")
-    return Bucket.at(text)
+class BucketStore:
+    """A bucket that runs are published into (`ObjectStore`)."""
 
+    def __init__(self, url: str) -> None:
+        """Find the bucket of a URL, and make its local folder. Raises BucketError, StorageError, ValueError."""
+        self._bucket = Bucket.at(url)
+        self.spool = spool_folder(self._bucket.name)
 
-def begun_target(bucket: Bucket, folder: RunFolder, keep: int) -> BucketTarget:
-    target = BucketTarget(bucket, folder.run, keep=keep)
-    try:
-        target.begin(folder)
-    except BaseException:
-        target.close()
-        folder.lock.release()
-        raise
-    return target
+    def begin(self, folder: RunFolder, keep: int) -> BucketTarget:
+        """As `ObjectStore.begin`."""
+        target = BucketTarget(self._bucket, folder.run, keep=keep)
+        try:
+            target.begin(folder)
+        except BaseException:
+            target.close()
+            raise
+        return target

@@ -32,11 +32,18 @@ def part(name: str) -> Any | None:
 @cache
 def entry_points(group: str) -> Iterable[EntryPoint]:
     """Return those of this checkout's pyproject.toml, which an installation may be older than; else the installed."""
-    tree = Path(__file__).parents[2] / "pyproject.toml"
-    if tree.is_file():
-        named = tomllib.loads(tree.read_text())["project"].get("entry-points", {}).get(group, {})
-        return [EntryPoint(name, value, group) for name, value in named.items()]
+    if (named := _of_checkout(Path(__file__).parents[2] / "pyproject.toml")) is not None:
+        return [EntryPoint(name, value, group) for name, value in named.get(group, {}).items()]
     try:
         return distribution("refitd").entry_points.select(group=group)
     except PackageNotFoundError:
         return ()
+
+
+def _of_checkout(file: Path) -> dict[str, dict[str, str]] | None:
+    """Return the entry points by group; None where the file is not there, or another project's."""
+    try:
+        project = tomllib.loads(file.read_text())["project"]
+        return project["entry-points"] if project["name"] == "refitd" else None
+    except (OSError, ValueError, KeyError):
+        return None

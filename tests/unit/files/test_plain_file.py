@@ -36,7 +36,7 @@ MAY_OPEN = {
     "client/refitd_client/transport/memory.py": "/proc",
     "service/refitd_plan/model.py": "a model's config, which the user names",
     "service/refitd_doctor/root.py": "a file in a folder that it has just made",
-    "service/refitd/parts.py": "the pyproject.toml of a checkout",
+    "client/refitd_client/parts.py": "the pyproject.toml of a checkout",
     "service/refitd/engine/registry.py": "the engines file, which the operator names",
     "service/refitd/engine/http.py": "a file of keys, which the operator names",
     "service/refitd/reclaim/trash.py": "a handle on a folder that opens nothing (O_PATH)",

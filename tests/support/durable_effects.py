@@ -112,8 +112,8 @@ def kill_at(number: int, root: Path, base: Path, *, recycle: bool) -> None:
     publish(root, 2, base)
 
 
-def kill_at_each(folder: Path, base: Path, *, recycle: bool = False) -> None:
-    """Make `<folder>/<k>`, the root that a kill at effect k leaves, for each k until a publication comes through."""
+def kill_at_each(folder: Path, until: Callable[[int, Path], object]) -> None:
+    """Make `<folder>/<k>`, the root that a kill at effect k leaves, for each k until it comes through."""
     number = 0
     while True:
         number += 1
@@ -121,7 +121,7 @@ def kill_at_each(folder: Path, base: Path, *, recycle: bool = False) -> None:
         root.mkdir()
         child = os.fork()
         if child == 0:
-            kill_at(number, root, base, recycle=recycle)
+            until(number, root)
             os._exit(0)
         _, status = os.waitpid(child, 0)
         if not os.WIFSIGNALED(status):
@@ -129,4 +129,5 @@ def kill_at_each(folder: Path, base: Path, *, recycle: bool = False) -> None:
 
 
 if __name__ == "__main__":
-    kill_at_each(Path(sys.argv[1]), Path(sys.argv[2]), recycle="slot" in sys.argv[3:])
+    made, slot = Path(sys.argv[2]), "slot" in sys.argv[3:]
+    kill_at_each(Path(sys.argv[1]), lambda number, root: kill_at(number, root, made, recycle=slot))

@@ -23,7 +23,7 @@ from refitd_client.contract.naming import MANIFEST_NAME
 from refitd_hosts.follow import puller
 from refitd_hosts.follow.puller import Puller
 from refitd_hosts.follow.upstream import FilePart
-from support.durable_effects import on_each_effect
+from support.durable_effects import kill_at_each, on_each_effect
 
 BLOCK = 64  # bytes of a part, so that small files have several
 VERSION = "run~v000001"
@@ -93,24 +93,14 @@ def _kill_at(number: int) -> Callable[[int, str, Callable[..., Any], tuple[Any, 
     return act
 
 
-def kill_at_each(roots: Path, hub: Path) -> None:
-    """Make the roots."""
+def pull_until(number: int, root: Path, hub: Path) -> None:
+    """Pull until the change of that number."""
     puller.PARTS = 1
-    number = 0
-    while True:
-        number += 1
-        root = roots / f"{number:03d}"
-        root.mkdir()
-        child = os.fork()
-        if child == 0:
-            on_each_effect(_kill_at(number))
-            pull(root, FolderSource(hub, log=roots / f"{number:03d}.parts"))
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        if not os.WIFSIGNALED(status):
-            sys.exit(os.waitstatus_to_exitcode(status))
+    on_each_effect(_kill_at(number))
+    pull(root, FolderSource(hub, log=root.with_suffix(".parts")))
 
 
 if __name__ == "__main__":
-    small_blocks(Path(sys.argv[2]))
-    kill_at_each(Path(sys.argv[1]), Path(sys.argv[2]))
+    source = Path(sys.argv[2])
+    small_blocks(source)
+    kill_at_each(Path(sys.argv[1]), lambda number, root: pull_until(number, root, source))

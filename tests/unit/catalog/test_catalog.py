@@ -12,18 +12,7 @@ from refitd_client.contract.states import VersionState
 from refitd_client.contract.wire import Notice
 from refitd_client.validation.validate import Evidence, Structure
 from support.catalogs import watching
-from support.checkpoints import publish, tensors, write_model, write_shards
-
-
-async def test_a_notice_announces_a_directory_with_a_name_of_its_own(tmp_path: Path) -> None:
-    async with watching(tmp_path) as stage:
-        write_model(stage.root / "trainer/checkpoint-5", tensors(5))
-        record, new = await stage.intake.take(Notice(run="run", step=5, path="trainer/checkpoint-5"))
-        assert new
-        await stage.verdict(record.id, VersionState.SEALED)
-        again, new = await stage.intake.take(Notice(run="run", step=5, path="trainer/checkpoint-5"))
-        assert not new
-        assert again.id == record.id
+from support.checkpoints import publish, tensors, write_shards
 
 
 async def test_a_notice_that_comes_after_the_watch_may_still_allow_missing_tensors(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from refitd_plugin.memory.source import SourceRefusedError
 from refitd_plugin.update.rank_engine import RankEngine
 from support.engines import sglang_engine
 from support.forged import write_delta
-from support.mini_sglang import expected, tiny_weights, values
+from support.mini_sglang import tiny_weights
 from support.plugged_mini import PluggedMini, plugged_mini, put, target
 from support.scripted_server import hang_up, silence
 
@@ -142,25 +142,24 @@ async def test_files_that_change_after_they_were_prepared_are_refused_and_the_en
     assert sglang.holds(0)
 
 
-async def test_an_engine_that_sees_another_folder_under_that_name_refuses(root: Path, sglang: PluggedMini) -> None:
+@pytest.mark.parametrize(
+    ("other", "outcome", "reason", "holds"),
+    [
+        ({"digest": "xxh3:other"}, (Outcome.NACK, True), "is its root the folder that refitd has?", 0),
+        ({"version": "run~v000009"}, (Outcome.TAINTED, False), "serves run~v000001, not run~v000009", 1),
+    ],
+)
+async def test_another_folder_under_that_name_is_refused_and_an_answer_for_another_version_not_believed(
+    root: Path, sglang: PluggedMini, other: dict[str, str], outcome: tuple[Outcome, bool], reason: str, holds: int
+) -> None:
     put(root, 1)
     wanted = target(root, 1)
     assert wanted.files is not None
     async with speaking_to(sglang, root) as engine:
-        done = await refit(engine, replace(wanted, files=replace(wanted.files, digest="xxh3:other")))
-    assert (done.outcome, done.resumed) == (Outcome.NACK, True)
-    assert "is its root the folder that refitd has?" in (done.reason or "")
-    assert sglang.holds(0)
-
-
-async def test_an_answer_for_another_version_is_not_believed(root: Path, sglang: PluggedMini) -> None:
-    put(root, 1)
-    wanted = target(root, 1)
-    assert wanted.files is not None
-    async with speaking_to(sglang, root) as engine:
-        done = await refit(engine, replace(wanted, files=replace(wanted.files, version="run~v000009")))
-    assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)
-    assert "serves run~v000001, not run~v000009" in (done.reason or "")
+        done = await refit(engine, replace(wanted, files=replace(wanted.files, **other)))
+    assert (done.outcome, done.resumed) == outcome
+    assert reason in (done.reason or "")
+    assert sglang.holds(holds)
 
 
 async def test_bytes_are_read_once_more_only_where_the_files_are_not_the_very_same(
@@ -375,19 +374,6 @@ def put_delta(root: Path, step: int, *, base: int) -> tuple[Path, Any]:
     folder = root / "run" / f"v{step:06d}"
     write_delta(folder, "run", step, base, before, after)
     return folder, after
-
-
-async def test_a_delta_is_written_into_what_is_served_and_its_answer_is_the_proof(
-    root: Path, sglang: PluggedMini
-) -> None:
-    async with speaking_to(sglang, root) as engine:
-        for step in (1, 2):
-            put(root, step)
-            assert (await refit(engine, target(root, step))).outcome is Outcome.ACK
-        _, after = put_delta(root, 3, base=2)
-        done = await refit(engine, target(root, 3, in_place=True))
-    assert (done.outcome, done.needs_full, "prepare" in done.timings) == (Outcome.ACK, False, True)
-    assert values(sglang.members[0].model) == expected(after)
 
 
 async def test_a_delta_that_does_not_lead_from_what_is_held_is_refused_without_a_pause_and_asks_for_a_full_version(

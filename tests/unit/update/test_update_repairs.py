@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from refitd.engine.port import Outcome, Refit, Stage, Target
-from refitd_client.contract.states import EngineState
 from support.fleets import running
 from support.records import version
 from support.simulated_engine import SimulatedEngine
@@ -39,18 +38,6 @@ async def test_only_loads_of_an_engine_with_unknown_contents_are_repairs(tmp_pat
         stage.store.put_version(version(2))
         await stage.until(lambda: stage.store.engines[A].serving == version(2).id)
     assert engine.repairs == [False, False, True, False]
-
-
-async def test_a_load_in_which_the_service_died_is_repaired_and_told_in_the_log(tmp_path: Path) -> None:
-    first, second = Attentive(), Attentive()
-    async with running(tmp_path, {"a": first}) as stage:
-        stage.store.put_version(version(1))
-        await stage.until(lambda: stage.store.engines[A].serving == version(1).id)
-        stage.store.open_attempt(A, version(1).id)
-        await stage.store.durable()
-    async with running(tmp_path, {"a": second}) as stage:
-        await stage.until(lambda: bool(second.repairs) and stage.store.engines[A].state is EngineState.IN_SYNC)
-    assert second.repairs == [True]
 
 
 async def test_after_the_service_s_death_in_mid_load_an_engine_never_answers_from_an_older_step(tmp_path: Path) -> None:

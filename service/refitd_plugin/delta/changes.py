@@ -140,7 +140,7 @@ def open_changes(
             listing = folder.list()
             files = {name: listing[name] for name in _DELTA_FILES}
             manifest = parse_manifest(bytes(_read(folder, MANIFEST_NAME, files, MAX_MANIFEST_BYTES, in_memory)[0]))
-            head = _checked_head(folder, files, most)
+            head = _checked_head(folder, files, most)  # before memory of that size is taken
             data, digest = _read(folder, DELTA_NAME, files, files[DELTA_NAME].size, allocate)
             delta = _checked(manifest, data, digest, place, head)
             with folder.open(DELTA_NAME, files[DELTA_NAME]) as fd:

@@ -145,9 +145,10 @@ class DevicePatch:
 
     def _put(self, *, old: bool) -> None:
         with torch.cuda.device(self._device):
+            # The device was idle when this update began (`RankEngine`), so no pass of the engine reads what is written.
             for group in self._groups:
                 group.put(old=old)
-            torch.cuda.current_stream().synchronize()
+            torch.cuda.current_stream().synchronize()  # what is fingerprinted next is all written
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +169,7 @@ class _Group:
         _warm(device, self._width, self._indices.element_size())
         table = blocks(group.table, BLOCK)
         table[:, ADDRESS] = addresses[table[:, HOLDER]]
+        # The table goes to the device before the pause: a copy from pageable memory waits for the device.
         self._table = torch.from_numpy(table).to(device)
         self._chunks = _chunks(table, self._indices.element_size() + 2 * self._width)
 
@@ -182,8 +184,9 @@ class _Group:
                 _copy_chunk(values, self._values, chunk)
                 table = self._table[chunk.units]
                 kernels.look(table, chunk.begin, indices, values, olds, sums, holders, self._width)
+                # Old values go to the host: the next chunk takes the scratch, and `undo` may come much later.
                 self._olds[chunk.begin : chunk.end].copy_(olds, non_blocking=True)
-            torch.cuda.current_stream().synchronize()
+            torch.cuda.current_stream().synchronize()  # before another patch takes the scratch, on another stream
 
     def put(self, *, old: bool) -> None:
         """Write the new values, or those that were there."""
@@ -196,7 +199,7 @@ class _Group:
                 _copy_chunk(indices, self._indices, chunk)
                 _copy_chunk(values, source, chunk)
                 kernels.put(self._table[chunk.units], chunk.begin, indices, values, self._width)
-            torch.cuda.current_stream().synchronize()
+            torch.cuda.current_stream().synchronize()  # as in `look`
 
     def _device_buffers(self, memory: Any, chunk: _Chunk) -> list[Any]:
         """Memory on the device for indices, new and old values of a chunk."""
@@ -380,6 +383,7 @@ class DeltaInPlace(UpdateSource):
         self._fitted = fit_delta(self.changes, served_state, self.loading)
 
     def fit(self, served_state: ServedState | None, contents: dict[str, str]) -> None:
+        # The delta was laid out for these very bits: on others the sums of `look` prove nothing.
         if served_state is not None and contents != served_state.contents:
             raise FullNeededError(f"the weights in memory are not those of {served_state.label} any more")
         ready = self._fitted

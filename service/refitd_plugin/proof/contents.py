@@ -153,12 +153,13 @@ class Overlap:
         is waited for. Where a write cannot be begun, it has what was there before.
         """
         with torch.cuda.device(self._device):
-            before = self._first.begin()
+            before = self._first.begin()  # on the stream of the steps: the GPU takes it before the first of them
             try:
                 for step in steps:
                     step()
                 after = self._last.begin()
             except BaseException:
+                # Steps that were begun may still write: what is put back has to come after them.
                 torch.cuda.synchronize(self._device)
                 seen.before = self._first.end(before)
                 raise

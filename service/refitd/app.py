@@ -180,7 +180,7 @@ async def _run(
     lead: LeadPort | None,
 ) -> None:
     if lead is not None:
-        store.say("group", "group", f"{lead.leader.address} leads the group, with epoch {lead.epoch}", epoch=lead.epoch)
+        store.say("group", "group", f"{lead.shown.address} leads the group, with epoch {lead.epoch}", epoch=lead.epoch)
     by_api = [engine.id for engine in store.engines.values() if engine.naming.source is Source.API]
     if (doubt := await asyncio.to_thread(stranger, settings, by_api)) is not None:
         log.warning("the canary is not there", reason=doubt)
@@ -291,7 +291,7 @@ def compose(
             telemetry=telemetry,
             names=HostNames(store.clock),
             decisions=decisions,
-            leader=None if lead is None else lead.leader,
+            leader=None if lead is None else lead.shown,
         ),
         runs=[
             Watcher(root, asyncio.get_running_loop(), catalog.nudge).run,

@@ -15,11 +15,11 @@ from refitd.reclaim.sweep import Collector
 from refitd.root.handle import RootThreads
 from refitd.root.ownership import RootGuard
 from refitd.settings import Settings
-from refitd.state.journal.address import Leader
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
 from refitd.update.fleet import Fleet
 from refitd.update.targets import Targets
+from refitd_client.contract.wire import GroupLead
 
 Run = Callable[[], Coroutine[Any, Any, None]]
 
@@ -61,7 +61,9 @@ class LeadPort(Protocol):
     """The lead of a group, for as long as this service has it."""
 
     @property
-    def leader(self) -> Leader: ...
+    def shown(self) -> GroupLead:
+        """What others are told of it."""
+        ...
 
     @property
     def service(self) -> str:

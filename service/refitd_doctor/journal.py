@@ -11,10 +11,10 @@ import sqlalchemy as sa
 
 from refitd.settings import Settings, group_of
 from refitd.state.journal import rows
-from refitd.state.journal.address import GROUP_NOTE, PostgresAddress
 from refitd.state.journal.database import JOURNAL_NAME
 from refitd.state.journal.recovery import (
     FORGOTTEN,
+    GROUP_NOTE,
     Condition,
     Corrupt,
     Missing,
@@ -32,6 +32,7 @@ from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.files.plain_file import open_plain
 from refitd_doctor.finding import CheckName, Finding, failed, good, warning
+from refitd_hosts.group.address import PostgresAddress
 from refitd_hosts.options import GroupSettings
 
 
@@ -111,7 +112,7 @@ def read_journal(settings: Settings, root: Path) -> JournalFacts:
 
 def _of_group(database: PostgresAddress, root: Path) -> JournalFacts:
     # Here, because its driver is an extra.
-    from refitd.state.journal.postgres import examine_group, reading_group
+    from refitd_hosts.group.journal import examine_group, reading_group
 
     condition = examine_group(database)
     facts = JournalFacts(path=database.shown, condition=condition, is_shared=True, last_folder=last_state_folder(root))
@@ -173,7 +174,7 @@ def judge_group(database: PostgresAddress) -> Finding:
     # Here, because the driver is an extra.
     import psycopg
 
-    from refitd.state.journal.postgres import look_at_group
+    from refitd_hosts.group.journal import look_at_group
 
     check, subject = CheckName.JOURNAL, database.shown
     try:

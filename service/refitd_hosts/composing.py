@@ -114,7 +114,7 @@ def find_group(settings: Settings) -> GroupPort | None:
         return None
     try:
         # Here, because its driver is an extra.
-        from refitd_hosts.group import ServiceGroup
+        from refitd_hosts.group.standby import ServiceGroup
     except ImportError as error:
         why = f"--state {database.shown} needs PostgreSQL's driver ({error}): install refitd's extra postgres"
         raise StartRefusedError(why) from error

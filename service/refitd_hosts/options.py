@@ -7,12 +7,12 @@ from typing import Annotated, ClassVar
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from refitd.state.journal.address import PostgresAddress, is_postgres
 from refitd.text import advertised_url
 from refitd_client.bucket.objects import Bucket
 from refitd_client.contract.stores import is_bucket_url
 from refitd_client.errors import BucketError
 from refitd_hosts.discovery import check_places
+from refitd_hosts.group.address import PostgresAddress, is_postgres
 
 
 def _split(value: object) -> object:

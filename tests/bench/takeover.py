@@ -6,7 +6,7 @@ from pathlib import Path
 
 from figures import Figure, spread
 
-from refitd.state.journal.leadership import EXIT_LEAD_LOST
+from refitd_hosts.group.leadership import EXIT_LEAD_LOST
 from support.hubs import Group, leader_of, until
 from support.mini_vllm import mini_vllm
 from support.postgres import ABSENT, programs, running_postgres

@@ -26,7 +26,7 @@ from refitd.api.log import Feed
 from refitd.api.options import AccessSettings
 from refitd.api.overview import Fragments
 from refitd.observe.telemetry import Telemetry
-from refitd_client.contract.wire import GroupLead, Problem
+from refitd_client.contract.wire import Problem
 
 _BEARER = {"type": "http", "scheme": "bearer", "description": "A write token, or a read token for what only looks."}
 _FASTAPIS_OWN = ("HTTPValidationError", "ValidationError")
@@ -80,12 +80,11 @@ def build_api(service: Service) -> FastAPI:
     app.state.feed = Feed(service.store)
     app.state.history = log.PastUpdates()
     leader = service.leader
-    led = None if leader is None else GroupLead(address=leader.address, since=leader.since, epoch=leader.epoch)
     app.state.fragments = Fragments()
     app.state.overview = overview.Cached(
         keeps=service.values.keeping,
         wants_token=service.values.access.wants_token,
-        leader=led,
+        leader=leader,
         fragments=app.state.fragments,
     )
     app.state.telemetry = service.telemetry or Telemetry(service.store)

@@ -17,7 +17,6 @@ from refitd.problem import ProblemError, Slug
 from refitd.reclaim.sweep import Sweeper
 from refitd.state.decisions import DecisionFile
 from refitd.state.followers import FilesSent, Followers
-from refitd.state.journal.address import Leader
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd.text import listed
@@ -27,6 +26,7 @@ from refitd.update.targets import Targets
 from refitd_client.contract.follow import Following
 from refitd_client.contract.naming import Order, parse_version_id
 from refitd_client.contract.naming import version_id as id_of
+from refitd_client.contract.wire import GroupLead
 
 
 class Upstreams(Protocol):
@@ -74,7 +74,7 @@ class Service:
     sent: FilesSent = field(default_factory=FilesSent)
     follower: Upstreams | None = None
     decisions: DecisionFile | None = None
-    leader: Leader | None = None
+    leader: GroupLead | None = None
 
     async def decided(self) -> None:
         """Wait until what was decided is durable; call it before a request for it is answered.

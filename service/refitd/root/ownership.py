@@ -1,7 +1,7 @@
 """One service owns a root and a state folder: the locks that say so, and what is checked at start.
 
 The services of a group share a root: each has its lock as a reader has, so that no service alone takes it as well.
-Which of them leads is settled in their database (`state/journal/leadership.py`).
+Which of them leads is settled in their database (`refitd_hosts/group/leadership.py`).
 
 The journal lives on a local disk, unless the operator names another folder for it.
 

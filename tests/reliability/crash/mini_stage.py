@@ -8,7 +8,7 @@ import httpx
 from safetensors.torch import save_file
 from update_stage import Calls, Stage
 
-from refitd.state.journal.address import PostgresAddress
+from refitd_hosts.group.address import PostgresAddress
 from support.mini_sglang import tiny_weights
 from support.mini_vllm import MiniVllm, mini_vllm
 

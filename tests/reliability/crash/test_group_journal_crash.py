@@ -15,12 +15,12 @@ from sqlalchemy.exc import DBAPIError
 from refitd.root.ownership import StartRefusedError
 from refitd.state.decisions import Decisions, write_decisions
 from refitd.state.journal import rows
-from refitd.state.journal.address import PostgresAddress
 from refitd.state.journal.database import LeadLostError
-from refitd.state.journal.leadership import Candidate, HeldLead
-from refitd.state.journal.postgres import examine_group, open_group_journal, reading_group
 from refitd.state.journal.recovery import Missing, Sound
 from refitd.state.records import NEW
+from refitd_hosts.group.address import PostgresAddress
+from refitd_hosts.group.journal import examine_group, open_group_journal, reading_group
+from refitd_hosts.group.leadership import Candidate, HeldLead
 from support import points
 from support.postgres import PostgresServer
 from support.records import version

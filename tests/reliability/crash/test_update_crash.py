@@ -16,7 +16,7 @@ from mini_stage import mini_stage
 from nursery import PATIENCE, Nursery
 from update_stage import Remains, Stage, mended_since, question
 
-from refitd.state.journal.address import PostgresAddress
+from refitd_hosts.group.address import PostgresAddress
 from support import points
 from support.servers import EmbeddedServer
 

@@ -11,13 +11,13 @@ import sqlalchemy as sa
 from nursery import PATIENCE, Newborn
 
 from refitd.state.journal import rows
-from refitd.state.journal.address import PostgresAddress
 from refitd.state.journal.database import JOURNAL_NAME
-from refitd.state.journal.postgres import examine_group, reading_group
 from refitd.state.journal.recovery import Condition, Sound, examine_journal, reading
 from refitd.state.journal.schema import attempts, unpack
 from refitd.state.records import AttemptRecord
 from refitd_client import WeightPublisher
+from refitd_hosts.group.address import PostgresAddress
+from refitd_hosts.group.journal import examine_group, reading_group
 from support.servers import ADMIN_KEY, API_KEY
 
 RUN = "run"

@@ -9,14 +9,14 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from refitd.state.journal.address import PostgresAddress
 from refitd.state.journal.database import LeadLostError
 from refitd.state.journal.journal import Journal
-from refitd.state.journal.leadership import EXIT_LEAD_LOST, Candidate, HeldLead
-from refitd.state.journal.postgres import PostgresDatabase
 from refitd.state.journal.rows import put
 from refitd.state.journal.schema import unpack
 from refitd.state.version import VersionRecord
+from refitd_hosts.group.address import PostgresAddress
+from refitd_hosts.group.journal import PostgresDatabase
+from refitd_hosts.group.leadership import EXIT_LEAD_LOST, Candidate, HeldLead
 from support.hubs import Group, leader_of, rows, until
 from support.line import Line, line
 from support.mini_vllm import mini_vllm

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from refitd.state.journal.leadership import EXIT_LEAD_LOST
+from refitd_hosts.group.leadership import EXIT_LEAD_LOST
 from support.hubs import Group, leader_of, rows, until
 from support.mini_vllm import mini_vllm
 from support.postgres import PostgresServer

@@ -15,13 +15,13 @@ import pytest
 
 from refitd.clock import SystemClock
 from refitd.root.ownership import owned
-from refitd.state.journal.address import PostgresAddress
-from refitd.state.journal.leadership import Candidate
-from refitd.state.journal.postgres import open_group_journal
 from refitd.state.journal.recovery import open_journal
 from refitd.state.journal.rows import put
 from refitd.state.store import Store
 from refitd_client.validation.examine import structure
+from refitd_hosts.group.address import PostgresAddress
+from refitd_hosts.group.journal import open_group_journal
+from refitd_hosts.group.leadership import Candidate
 from support.checkpoints import publish, tensors
 from support.command_line import refitd
 from support.postgres import PostgresServer

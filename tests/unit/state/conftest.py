@@ -1,16 +1,13 @@
 """Where journals are kept in tests: in a file, and in a real PostgreSQL."""
 
-from collections.abc import Callable, Generator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from refitd.state.journal.address import PostgresAddress
 from refitd.state.journal.database import JournalDatabase
-from refitd.state.journal.leadership import Candidate, HeldLead
-from refitd.state.journal.postgres import PostgresDatabase
-from support.postgres import PostgresServer
+from refitd_hosts.group.journal import PostgresDatabase
+from refitd_hosts.group.leadership import HeldLead
 
 Place = Callable[[], Path | JournalDatabase]
 
@@ -19,28 +16,6 @@ Place = Callable[[], Path | JournalDatabase]
 def state(tmp_path: Path) -> Path:
     """Where the journal of a service is to be."""
     return tmp_path / "state"
-
-
-@pytest.fixture
-def database(postgres: PostgresServer) -> PostgresAddress:
-    """A new, empty database."""
-    return PostgresAddress(postgres.database())
-
-
-@pytest.fixture
-def led(database: PostgresAddress) -> Generator[Callable[..., HeldLead]]:
-    """Takes the lead of a group on the database, as another process would. What was lost is in the list given."""
-    with ExitStack() as held:
-
-        def take(lost: list[str] | None = None, lease: float = 60.0) -> HeldLead:
-            candidate = Candidate(database, "http://hub:8700", lease)
-            held.callback(candidate.close)
-            lead = candidate.try_to_lead([].append if lost is None else lost.append)
-            assert lead is not None
-            held.callback(lead.release)
-            return lead
-
-        yield take
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

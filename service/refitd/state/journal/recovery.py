@@ -43,7 +43,6 @@ from refitd.clock import SystemClock
 from refitd.root.ownership import StartRefusedError, mark_root, mounts_now
 from refitd.root.scan import Listing, scan
 from refitd.state.decisions import Decisions, decisions_path, read_decisions
-from refitd.state.journal.address import GROUP_NOTE
 from refitd.state.journal.database import JOURNAL_NAME, schema_of
 from refitd.state.journal.journal import Journal
 from refitd.state.journal.rows import JournalWrite, check_rows, put, read_last_event, read_origin
@@ -205,6 +204,7 @@ FORGOTTEN = (
 log = structlog.get_logger("refitd")
 
 NOTE_NAME = "journal"
+GROUP_NOTE = "postgresql:"  # and a group's name: what its root notes instead of a state folder
 
 _PATH_MAX = 4096  # bytes of a path, PATH_MAX
 _AHEAD = 1 << 32  # entries of the log, more than any journal got between two decisions

@@ -9,13 +9,14 @@ from contextlib import closing
 import psycopg
 import pytest
 
-from refitd.state.journal import leadership, rows
-from refitd.state.journal.address import PostgresAddress
+from refitd.state.journal import rows
 from refitd.state.journal.database import LeadLostError
 from refitd.state.journal.journal import Journal, JournalError
-from refitd.state.journal.leadership import BlockedTime, Candidate, HeldLead, monotonic
-from refitd.state.journal.postgres import DatabaseRefusedError, PostgresDatabase, examine_group
 from refitd.state.journal.recovery import Missing, Newer, Sound
+from refitd_hosts.group import leadership
+from refitd_hosts.group.address import PostgresAddress
+from refitd_hosts.group.journal import DatabaseRefusedError, PostgresDatabase, examine_group
+from refitd_hosts.group.leadership import BlockedTime, Candidate, HeldLead, monotonic
 from support.postgres import PostgresServer
 from support.records import version
 

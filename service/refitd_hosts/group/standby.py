@@ -30,10 +30,10 @@ from refitd.observe.logs import announce
 from refitd.problem import ProblemError, Slug
 from refitd.root.ownership import StartRefusedError
 from refitd.settings import Settings, group_of
-from refitd.state.journal.address import Leader, PostgresAddress
 from refitd.state.journal.journal import Journal
-from refitd.state.journal.leadership import Candidate, HeldLead, monotonic
-from refitd.state.journal.postgres import connect, open_group_journal, why_unusable
+from refitd_hosts.group.address import PostgresAddress
+from refitd_hosts.group.journal import connect, open_group_journal, why_unusable
+from refitd_hosts.group.leadership import Candidate, HeldLead, Leader, monotonic
 from refitd_hosts.options import GroupSettings
 
 POLL_SECONDS = 0.25

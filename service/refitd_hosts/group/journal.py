@@ -19,11 +19,10 @@ from sqlalchemy.exc import DatabaseError, DBAPIError
 
 from refitd.root.ownership import StartRefusedError, mark_root, mounts_now
 from refitd.root.scan import Listing, scan
-from refitd.state.journal.address import GROUP_NOTE, Leader, PostgresAddress
 from refitd.state.journal.database import JOURNAL_NAME
 from refitd.state.journal.journal import Journal, JournalError
-from refitd.state.journal.leadership import HeldLead, patient, read_leader
 from refitd.state.journal.recovery import (
+    GROUP_NOTE,
     NOTE_NAME,
     Condition,
     Corrupt,
@@ -40,6 +39,8 @@ from refitd.state.journal.rows import put_origin, read_last_event, read_origin
 from refitd.state.journal.schema import SCHEMA_VERSION, RecordDamagedError, metadata
 from refitd.state.records import NEW, Origin
 from refitd_client.contract.naming import SERVICE_FOLDER
+from refitd_hosts.group.address import PostgresAddress
+from refitd_hosts.group.leadership import HeldLead, Leader, patient, read_leader
 
 OLDEST = 140000  # PostgreSQL 14: the first that ends a session which says nothing
 

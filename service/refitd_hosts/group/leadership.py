@@ -35,9 +35,10 @@ import structlog
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from refitd.clock import SystemClock
-from refitd.state.journal.address import Leader, PostgresAddress
 from refitd.state.journal.database import LeadLostError
 from refitd_client.contract.decoding import from_json
+from refitd_client.contract.wire import GroupLead
+from refitd_hosts.group.address import PostgresAddress
 
 EXIT_LEAD_LOST = 75  # EX_TEMPFAIL of sysexits.h: start it again
 _LOCK = (0x7265_6669, 0x7464)  # "refitd": one group in a database
@@ -72,6 +73,22 @@ PATIENCE: Mapping[str, int] = {
 }
 
 log = structlog.get_logger("refitd")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leader:
+    """The process that leads, or led last: where clients reach it, its machine and process, when it took over (RFC
+    3339), the seconds without an answer of the database after which another takes over, the number of the takeover, and
+    whether it has given the lead back.
+    """
+
+    address: str
+    host: str
+    pid: int
+    since: str
+    lease: float
+    epoch: int = 0
+    released: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +287,10 @@ class HeldLead:
     @property
     def epoch(self) -> int:
         return self.leader.epoch
+
+    @property
+    def shown(self) -> GroupLead:
+        return GroupLead(address=self.leader.address, since=self.leader.since, epoch=self.epoch)
 
     def why_not(self) -> str | None:
         """Why this process must not act, in a sentence; None while it is sure to lead."""

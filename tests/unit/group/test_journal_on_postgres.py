@@ -10,15 +10,15 @@ from sqlalchemy.exc import DBAPIError
 
 from refitd.root.ownership import StartRefusedError, owned
 from refitd.state.decisions import Decisions, write_decisions
-from refitd.state.journal.address import PostgresAddress
 from refitd.state.journal.database import JOURNAL_NAME
 from refitd.state.journal.journal import Journal
-from refitd.state.journal.leadership import HeldLead
-from refitd.state.journal.postgres import PostgresDatabase, examine_group, open_group_journal, reading_group
 from refitd.state.journal.recovery import Older, Sound, open_journal
 from refitd.state.journal.rows import put, read_versions
 from refitd.state.journal.schema import SCHEMA_VERSION
 from refitd.state.records import HostLead
+from refitd_hosts.group.address import PostgresAddress
+from refitd_hosts.group.journal import PostgresDatabase, examine_group, open_group_journal, reading_group
+from refitd_hosts.group.leadership import HeldLead
 from support.records import version
 
 Take = Callable[..., HeldLead]

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, urlsplit
 
 SCHEMES = ("postgresql://", "postgres://")
-GROUP_NOTE = "postgresql:"  # and the group's name: what a root notes instead of a state folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +36,3 @@ class PostgresAddress:
 
 def is_postgres(text: str) -> bool:
     return text.startswith(SCHEMES)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leader:
-    """The process that leads, or led last: where clients reach it, its machine and process, when it took over (RFC
-    3339), the seconds without an answer of the database after which another takes over, the number of the takeover, and
-    whether it has given the lead back.
-    """
-
-    address: str
-    host: str
-    pid: int
-    since: str
-    lease: float
-    epoch: int = 0
-    released: bool = False

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import structlog
 
 from refitd.api.api import build_api
-from refitd.api.auth import HostNames
 from refitd.api.context import Service
 from refitd.api.server import Address, Server, listening, server_tls
 from refitd.catalog.catalog import Catalog, Watcher
@@ -289,7 +288,6 @@ def compose(
             fleet=fleet,
             sweeper=collector.sweeper,
             telemetry=telemetry,
-            names=HostNames(store.clock),
             decisions=decisions,
             leader=None if lead is None else lead.shown,
         ),

@@ -43,15 +43,19 @@ class Part:
         commands: of the command line, by name.
         settings: groups of settings of `refitd serve`: classes with `panels` (which of them --help shows under which
             heading) and `values` (the placeholder of a value, where its type does not say it).
+        routes: of the API: an APIRouter each.
         compose: adds to a service before it runs: a `refitd.composition.Compose`.
         group: has a service wait until it may act, where it is one of several: a `refitd.composition.FindGroup`.
+        words: what is said of engines that are hosts: a `refitd.explain.hosts.HostWords`.
         plugins: makes the clients of the code inside engines: a `refitd.engine.plugin.PluginMaker`.
     """
 
     commands: Mapping[str, CommandLine] = field(default_factory=dict[str, CommandLine])
     settings: tuple[str, ...] = ()
+    routes: tuple[str, ...] = ()
     compose: str | None = None
     group: str | None = None
+    words: str | None = None
     plugins: str | None = None
 
 

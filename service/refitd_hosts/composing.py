@@ -1,6 +1,5 @@
 """The parts of ring 3 in a service: hosts that report, upstreams, pushing, discovery, and the group."""
 
-from itertools import chain
 from pathlib import Path
 
 import structlog
@@ -9,7 +8,6 @@ from refitd.composition import Composition, GroupPort
 from refitd.root.ownership import StartRefusedError
 from refitd.settings import Settings, group_of
 from refitd.state.records import Source
-from refitd.update.hosts import ReportedHosts
 from refitd_client.bucket.objects import Bucket
 from refitd_client.contract.stores import is_bucket_url
 from refitd_client.http.connection import Connection
@@ -21,6 +19,8 @@ from refitd_hosts.follow.hub import HubUpstream
 from refitd_hosts.follow.options import FollowSettings, check_upstream
 from refitd_hosts.follow.puller import Puller
 from refitd_hosts.follow.upstream import FollowedSources, Upstream
+from refitd_hosts.hub.hub import Hub
+from refitd_hosts.hub.reported import ReportedHosts
 from refitd_hosts.options import GroupSettings, PushSettings
 from refitd_hosts.push.pusher import Pusher
 
@@ -29,10 +29,17 @@ log = structlog.get_logger("refitd")
 
 async def compose(core: Composition) -> None:
     """Add the parts of this ring to a service."""
-    hosts = _take_reports(core)
+    led = ReportedHosts(core.store, core.store.clock, core.leads)
+    hub = core.api.hosts = Hub(core.store, led)
+    core.fleet.connect = led.connector(
+        core.fleet.connect, root=core.settings.path_map or str(core.root), load_timeout=core.settings.load_timeout
+    )
+    led.tell, core.fleet.forget_host = core.fleet.reported, led.forget
+    core.books.pulling = hub.in_use
+    core.runs.append(led.run)
     if (pusher := _pusher(core)) is not None:
         core.books.pushing = lambda: pusher.uploading
-        hosts.store_with = pusher.store_with
+        led.store_with = pusher.store_with
         core.runs.append(pusher.run)
     _discover(core)
     if (follower := _follower(core)) is not None:
@@ -40,22 +47,8 @@ async def compose(core: Composition) -> None:
         core.collector.sweeper.recycle_nothing("a host pulls into new files")
         core.books.upstream = lambda: follower.needs
         core.intake.upstreams = group_of(core.settings, FollowSettings).follow
-        core.api.follower = follower
+        core.api.follower = hub.follower = follower
         core.runs.append(follower.run)
-
-
-def _take_reports(core: Composition) -> ReportedHosts:
-    """Take the hosts as engines that report here."""
-    hosts = ReportedHosts(core.store, core.store.clock, core.leads)
-    core.fleet.connect = hosts.connector(
-        core.fleet.connect, root=core.settings.path_map or str(core.root), load_timeout=core.settings.load_timeout
-    )
-    hosts.tell, core.fleet.forget_host = core.fleet.reported, hosts.forget
-    hosts.is_shared = core.api.followers.is_shared
-    core.books.pulling = lambda: chain(core.api.followers.pulled(), core.api.sent.in_use())
-    core.api.hosts = hosts
-    core.runs.append(hosts.run)
-    return hosts
 
 
 def _discover(core: Composition) -> None:

@@ -11,6 +11,8 @@ PART = Part(
         "refitd_hosts.options:PushSettings",
         "refitd_hosts.options:GroupSettings",
     ),
+    routes=("refitd_hosts.hub.routes:files_routes", "refitd_hosts.hub.routes:router"),
     compose="refitd_hosts.composing:compose",
+    words="refitd_hosts.hub.words:Words",
     group="refitd_hosts.composing:find_group",
 )

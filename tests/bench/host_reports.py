@@ -11,10 +11,10 @@ import msgspec
 import psutil
 from figures import Figure, spread
 
-from refitd.update.hosts import MOST_BUSY_SECONDS
 from refitd_client.contract.follow import Following, HostEngine, HostEngines, HostReport, OrderState
 from refitd_client.contract.states import EngineState
 from refitd_hosts.follow.reporting import RESTS_SECONDS
+from refitd_hosts.hub.reported import MOST_BUSY_SECONDS
 from support.servers import RefitdProgram
 
 HOSTS = 1000

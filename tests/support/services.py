@@ -29,11 +29,12 @@ from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
 from refitd.update.controller import CanaryCheck, CanaryChecks, OperatorCheck, UpdateController
 from refitd.update.fleet import Fleet
-from refitd.update.hosts import ReportedHosts
 from refitd.update.proving import RankProofs
 from refitd.update.targets import Targets
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.states import EngineState, VersionState
+from refitd_hosts.hub.hub import Hub
+from refitd_hosts.hub.reported import ReportedHosts
 from refitd_inside.materialize.disk import DiskCopies
 from refitd_inside.materialize.materializer import Materializer
 
@@ -119,7 +120,7 @@ async def serving(
         name = spec.url.removeprefix("http://").removesuffix(":1")
         return engines.setdefault(name, SimulatedEngine())
 
-    hosts = ReportedHosts(store, store.clock, None)
+    led = ReportedHosts(store, store.clock, None)
     facts = Books(store, targets, files, catalog.judging)
     materializer = Materializer(store, targets, facts, DiskCopies(root))
     fleet = Fleet(
@@ -129,7 +130,7 @@ async def serving(
         urls=settings.engines,
         engines_file=None,
         probe_interval=settings.probe_interval,
-        connect=hosts.connector(connect, root=str(root), load_timeout=60),
+        connect=led.connector(connect, root=str(root), load_timeout=60),
         check=materializer.checking(catalog.check),
         prove=catalog.read,
         proofs=proofs,
@@ -147,10 +148,9 @@ async def serving(
         fleet=fleet,
         sweeper=collector.sweeper,
         copies=materializer,
-        hosts=hosts,
+        hosts=Hub(store, led),
     )
-    hosts.tell, fleet.forget_host = fleet.reported, hosts.forget
-    hosts.is_shared = service.followers.is_shared
+    led.tell, fleet.forget_host = fleet.reported, led.forget
     api = build_api(service)
     transport = httpx.ASGITransport(app=api, raise_app_exceptions=False)
     controller = UpdateController(store, targets, default_run=settings.run, quorum=1)

@@ -1,7 +1,8 @@
 """The HTTP API, put together: routes, middleware, and the document at /openapi.json."""
 
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
+from pkgutil import resolve_name
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
@@ -10,7 +11,6 @@ from pydantic import TypeAdapter
 from refitd.api import (
     engines,
     errors,
-    follow,
     health,
     log,
     operations,
@@ -26,6 +26,7 @@ from refitd.api.log import Feed
 from refitd.api.options import AccessSettings
 from refitd.api.overview import Fragments
 from refitd.observe.telemetry import Telemetry
+from refitd.parts import parts as rings
 from refitd_client.contract.wire import Problem
 
 _BEARER = {"type": "http", "scheme": "bearer", "description": "A write token, or a read token for what only looks."}
@@ -57,8 +58,6 @@ def _parts() -> APIRouter:
     for router in (
         overview.router,
         versions.router,
-        follow.files_routes,
-        follow.router,
         operations.rollback_routes,
         engines.gate_route,
         engines.router,
@@ -68,6 +67,7 @@ def _parts() -> APIRouter:
         log.router,
         log.history_routes,
         health.router,
+        *(resolve_name(name) for ring in rings() for name in ring.routes),
     ):
         parts.include_router(router)
     return parts
@@ -94,7 +94,7 @@ def build_api(service: Service) -> FastAPI:
     errors.install(app)
     # The last that is added is asked first: who may come in is settled before anything of a request is taken in.
     app.add_middleware(RequestLimit)
-    door = replace(door_of(service.values.access), refused=partial(follow.note_refused, service))
+    door = replace(door_of(service.values.access), refused=service.hosts.note_refused)
     app.add_middleware(Gate, door=door)
     return app
 

@@ -6,22 +6,19 @@ from typing import Annotated, Protocol
 
 from fastapi import Depends, Request
 
-from refitd.api.auth import HostNames
+from refitd.api.auth import Credentials
 from refitd.api.options import ApiValues
 from refitd.catalog.intake import Intake
-from refitd.clock import SystemClock
 from refitd.observe.telemetry import Telemetry
 from refitd.policy.readiness import unknown
 from refitd.policy.upstream import decided_by
 from refitd.problem import ProblemError, Slug
 from refitd.reclaim.sweep import Sweeper
 from refitd.state.decisions import DecisionFile
-from refitd.state.followers import FilesSent, Followers
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd.text import listed
 from refitd.update.fleet import Fleet
-from refitd.update.hosts import ReportedHosts
 from refitd.update.targets import Targets
 from refitd_client.contract.follow import Following
 from refitd_client.contract.naming import Order, parse_version_id
@@ -52,10 +49,34 @@ class Copies(Protocol):
         ...
 
 
+class Hosts:
+    """The hosts that follow this service. There are none, unless a ring takes their reports."""
+
+    def of_run(self, run: str) -> list[str]:
+        """The names of those that follow a run, or may."""
+        return []
+
+    def newest_unknown(self, run: str) -> str | None:
+        """The id of the newest version of a run that hosts have and this service does not know, as after a loss of its
+        root: its name is used up.
+        """
+        return None
+
+    def why_they_stay(self, announced: VersionRecord) -> str | None:
+        """What hosts have that is newer than a version which is announced, a sentence without a subject."""
+        return None
+
+    def leaves(self, goal: VersionRecord) -> dict[str, tuple[str, int]]:
+        """What hosts have of a run that this service does not know, and that a rollback leaves: `RunRecord.left`."""
+        return {}
+
+    def note_refused(self, claim: Credentials, problem: ProblemError) -> None:
+        """A request was refused for its token."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Service:
-    """The parts of the running service. Without `telemetry` only the API is measured. `followers` are those of this
-    service, `names` knows for which of them a token speaks, `hosts` leads them, and `sent` is what is sent to them now.
+    """The parts of the running service. Without `telemetry` only the API is measured. `hosts` are those that follow it.
     `follower` follows an upstream, None where it follows none. `leader` is this service as the leader of its group,
     None where it belongs to none. `decisions` writes what operators decide down a second time.
     """
@@ -68,10 +89,7 @@ class Service:
     sweeper: Sweeper
     copies: Copies | None = None
     telemetry: Telemetry | None = None
-    followers: Followers = field(default_factory=lambda: Followers(SystemClock()))
-    names: HostNames = field(default_factory=lambda: HostNames(SystemClock()))
-    hosts: ReportedHosts | None = None
-    sent: FilesSent = field(default_factory=FilesSent)
+    hosts: Hosts = field(default_factory=Hosts)
     follower: Upstreams | None = None
     decisions: DecisionFile | None = None
     leader: GroupLead | None = None

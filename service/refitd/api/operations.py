@@ -10,13 +10,11 @@ from refitd.api.context import Service, ServiceOf, find_version, ids_of_step, le
 from refitd.api.versions import presented
 from refitd.explain.run import glance_at, runs_of
 from refitd.policy.goals import last_good_before, to_bar, unserved_before
-from refitd.policy.hosts import not_known, stands_of
 from refitd.policy.readiness import unknown
 from refitd.policy.upstream import decides_end, decides_run
 from refitd.problem import ProblemError, Slug
 from refitd.state.version import VersionRecord
 from refitd.text import listed
-from refitd_client.contract.naming import parse_version_id, version_id
 from refitd_client.contract.states import EngineState, VersionState
 from refitd_client.contract.wire import (
     DeletedRun,
@@ -45,7 +43,7 @@ async def plan_rollback(service: ServiceOf, run: str, to: str | None = None) -> 
     """
     plan = await _planned(service, Rollback(run=run, to=to))
     away = [engine.id for engine in service.store.engines_of(run) if engine.state is EngineState.UNREACHABLE]
-    unknown = {version for version, _ in _not_known(service, run, plan.goal).values() if version}
+    unknown = {version for version, _ in service.hosts.leaves(plan.goal).values() if version}
     return RollbackPlan(
         run=run,
         leaves=plan.leaves.id,
@@ -66,7 +64,7 @@ async def rollback(order: Rollback, service: ServiceOf) -> Version:
     for version in plan.barred:
         text = f"barred: run {order.run} rolls back to {plan.goal.id}"
         service.store.put_version(version.having(barred=True), text)
-    service.store.leave_behind(order.run, _not_known(service, order.run, plan.goal))
+    service.store.leave_behind(order.run, service.hosts.leaves(plan.goal))
     await service.decided()
     return presented(service, plan.goal)
 
@@ -97,19 +95,6 @@ async def _planned(service: Service, order: Rollback) -> _Plan:
     known = {version.id: version for version in (*versions, *service.store.index.lost_too_of(order.run))}
     newest_first = sorted(known.values(), key=lambda version: version.order, reverse=True)
     return _Plan(current, goal, to_bar(newest_first, goal))
-
-
-def _not_known(service: Service, run: str, goal: VersionRecord) -> dict[str, tuple[str, int]]:
-    """What hosts have of a run that this service does not know, and that a rollback to `goal` leaves."""
-    leader = ("", 0) if service.hosts is None else service.hosts.leader
-    told = [known.report.told for known in service.followers.known.values()]
-    found: dict[str, tuple[str, int]] = {}
-    for each in told:
-        known = parse_version_id(service.store.newest_known(run, each.follower, stands_of(each)) or "")
-        newest = goal.order if known is None else max(known[1], goal.order)
-        if (had := not_known(run, each, version_id(run, newest), leader)) is not None:
-            found[each.follower] = had
-    return found
 
 
 async def _sealed(service: Service, run: str, to: str) -> VersionRecord:

@@ -10,11 +10,9 @@ import msgspec
 from fastapi import APIRouter, Query, Request, Response
 
 from refitd.api.context import Service, ServiceOf, find_version, ids_of_step, leave_to_upstream
-from refitd.api.follow import newest_elsewhere
 from refitd.api.limits import WaitingRequests
 from refitd.explain.present import orders_of_hosts, present_attempt, present_version
 from refitd.policy.goals import passed_over, question_about
-from refitd.policy.hosts import why_hosts_stay
 from refitd.policy.traffic import is_proven, outcome_of
 from refitd.policy.upstream import decides_pin, owned_by
 from refitd.problem import ProblemError, Slug
@@ -38,7 +36,7 @@ async def announce(notice: Notice, service: ServiceOf, response: Response) -> Ve
     """ "Weights ready": take a version in. 202 when it is new, 200 when it is known, 409 when its content is other."""
     record, new = await service.intake.take(notice)
     response.status_code = 202 if new else 200
-    if new and (why := why_hosts_stay(record.id, newest_elsewhere(record.run, service))) is not None:
+    if new and (why := service.hosts.why_they_stay(record)) is not None:
         service.store.say("version", record.id, why, is_fault=True, of_run=record.run)
     return presented(service, record)
 
@@ -89,7 +87,7 @@ async def list_versions(
     page: dict[str, object] = {"items": items, "next_cursor": more, "root": root, "folder": folder, "refuses": refuses}
     if run is not None:
         page["begins"] = service.store.runs.begins(run, service.store.index.newest_of(run))
-        page["on_hosts"] = newest_elsewhere(run, service)
+        page["on_hosts"] = service.hosts.newest_unknown(run)
     if run is not None and wanted is VersionState.SEALED:  # as followers ask
         deleted = await _read(journal, run, VersionState.DELETED, None, MAX_BARRED)
         page["barred"] = [record.id for record in deleted if record.barred]
@@ -153,7 +151,7 @@ async def wait(
             if await request.is_disconnected():
                 break  # its place is another's
     await service.store.durable()  # a trainer that hears "served" may delete what it wrote
-    followers = sorted(n for n, f in service.followers.known.items() if f.report.told.run in {None, record.run})
+    followers = service.hosts.of_run(record.run)
     return WaitResult(outcome=outcome, version=presented(service, record), followers=followers)
 
 

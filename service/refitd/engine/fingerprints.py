@@ -1,8 +1,8 @@
 """Fingerprints of what an engine holds: by what means they are computed, and which of them can be compared. Pure.
 
 A fingerprint is a text that begins with its means, such as `xxh3:`. That of a host also names the means of its engines
-and a digest of what they are made of, such as `host:plugin,xxh3.5f:` (`refitd.policy.hosts`), and that of servers that
-are updated together joins theirs by `+`.
+and a digest of what they are made of, such as `host:plugin,xxh3.5f:`, and that of servers that are updated together
+joins theirs by `+`.
 """
 
 from collections.abc import Sequence

@@ -10,8 +10,6 @@ from refitd.engine.plugin import EnginePlugin, Leads, plugins_of
 from refitd.engine.port import EnginePort
 from refitd.engine.wire import Guard
 
-HOST_KIND = "refitd"
-"""The name of the kind of hosts, which follow this service and have engines of their own. No setting names one."""
 _TransportT = TypeVar("_TransportT", bound=Transport)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import fields
 
-from refitd.policy.hosts import what_it_does, why_unknown
+from refitd.explain.hosts import host_words
 from refitd.policy.traffic import steps_from
 from refitd.policy.upstream import disobeyed, silence, waits_for
 from refitd.state.faults import UpstreamWord
@@ -83,30 +83,15 @@ def _why(engine: EngineRecord, update: UpdateRecord | None) -> str | None:
 
 def why_now(engine: EngineRecord, store: Store, targets: Targets) -> str | None:
     """Return why an engine is where it is, or what its host does: while that loads, before why a load of it failed."""
-    if (shared := shared_name(engine)) is not None:
+    hosts = host_words()
+    if (shared := hosts.shares_name(engine)) is not None:
         return shared
-    why, does = _why(engine, store.updates.get(engine.run or "")), host_does(engine, store)
+    why, does = _why(engine, store.updates.get(engine.run or "")), hosts.does(engine, store)
     if engine.state.is_loading:
         return does or why
-    why = why or unknown_on_host(engine, store, targets)
+    why = why or hosts.unknown(engine, store, targets)
     left = left_on_barred(engine, store, targets) or _nothing_left(engine, targets)
     return why or does or left or of_upstream(engine, store)
-
-
-def shared_name(engine: EngineRecord) -> str | None:
-    """Return that two hosts report by an engine's name, and what helps, a sentence."""
-    if engine.seen.host is None or engine.state.is_away or not engine.seen.host.shares_name:
-        return None
-    return f"two hosts report as {engine.id}: give each a name of its own (--follower)"
-
-
-def unknown_on_host(engine: EngineRecord, store: Store, targets: Targets) -> str | None:
-    """Return that a host has a version which this service does not have, and what helps, without a subject."""
-    unknown = None if engine.seen.host is None or engine.state.is_away else engine.seen.host.unknown
-    if unknown is None:
-        return None
-    target = None if engine.run is None else targets.of_run(engine.run).target
-    return why_unknown(unknown, is_other=unknown in store.versions, target=None if target is None else target.id)
 
 
 def left_on_barred(engine: EngineRecord, store: Store, targets: Targets) -> str | None:
@@ -152,26 +137,15 @@ def upstream_of(store: Store, run: str) -> UpstreamWord | None:
     return word if word is not None and word.run == run else None
 
 
-def host_does(engine: EngineRecord, store: Store) -> str | None:
-    """Return what a host does for its engines, a sentence without a subject; None of any other engine."""
-    if engine.state.is_away:
-        return None
-    order = store.loading.get(engine.id)
-
-    def size(version: str) -> int | None:
-        known = store.versions.get(version)
-        return None if known is None else known.files.bytes
-
-    return what_it_does(engine.seen.host, None if order is None else order.version, size)
-
-
 def orders_of_hosts(engines: Collection[EngineRecord], store: Store) -> dict[str, str]:
     """Return what hosts do that carry out an order, or wait for their own operators, by their ids. It comes before why
     a load of them failed.
     """
     carrying = (engine for engine in engines if engine.seen.host is not None and engine.state.is_loading)
     waiting = (engine for engine in engines if engine.waits is not None and engine.state is EngineState.BEHIND)
-    return {engine.id: does for engine in (*carrying, *waiting) if (does := host_does(engine, store)) is not None}
+    return {
+        engine.id: does for engine in (*carrying, *waiting) if (does := host_words().does(engine, store)) is not None
+    }
 
 
 def _why_not(engine: EngineRecord, record: VersionRecord) -> str | None:

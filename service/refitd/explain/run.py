@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from refitd.explain.present import host_does, shared_name, unknown_on_host, upstream_of
+from refitd.explain.hosts import host_words
+from refitd.explain.present import upstream_of
 from refitd.explain.version import what_is_left
 from refitd.policy.contest import SAID_FOR, STOP_THE_OTHER
 from refitd.policy.goals import passed_over, question_about
@@ -161,7 +162,7 @@ def _unfollowed(seen: RunFacts) -> list[str]:
 def _trouble(seen: RunFacts, newest: VersionRecord | None) -> list[str]:
     """Say what an operator should look at."""
     found = [_group(seen, state) for state in EngineState.by_need() if state.is_in_trouble]
-    found += [capitalized(shared) for e in seen.engines if (shared := shared_name(e)) is not None]
+    found += [capitalized(shared) for e in seen.engines if (shared := host_words().shares_name(e)) is not None]
     found += [_unknown(seen), _contradictory(seen), _fought_over(seen)]
     found += [silence(seen.upstream), disobeyed(seen.upstream)]
     judged = newest_of(version for version in seen.versions if not _may_become_good(version, seen.target))
@@ -312,7 +313,7 @@ def runs_of(store: Store) -> list[str]:
 
 
 def glance_at(store: Store, targets: Targets, run: str) -> RunGlance:
-    engines, any_ = store.engines_of(run), store.runs.upstream
+    engines, any_, words = store.engines_of(run), store.runs.upstream, host_words()
     upstream = upstream_of(store, run)
     return glance(
         RunFacts(
@@ -329,8 +330,8 @@ def glance_at(store: Store, targets: Targets, run: str) -> RunGlance:
             elsewhere=None if any_ is None or upstream is not None else any_.name,
             loadable=targets.of_run(run).loadable,
             began=run in store.index.newest_ever,
-            hosts={engine.id: does for engine in engines if (does := host_does(engine, store)) is not None},
-            unknown={each.id: has for each in engines if (has := unknown_on_host(each, store, targets)) is not None},
+            hosts={engine.id: does for engine in engines if (does := words.does(engine, store)) is not None},
+            unknown={each.id: has for each in engines if (has := words.unknown(each, store, targets)) is not None},
         )
     )
 

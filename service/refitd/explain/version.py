@@ -6,13 +6,11 @@ Engines have a sentence each, or one for many that are alike.
 from collections.abc import Iterable, Iterator, Mapping
 
 from refitd.engine.port import Outcome
+from refitd.explain.hosts import host_words
 from refitd.explain.present import (
-    host_does,
     left_on_barred,
     of_upstream,
     orders_of_hosts,
-    shared_name,
-    unknown_on_host,
     upstream_of,
 )
 from refitd.policy.contest import SAID_FOR, STOP_THE_OTHER, gives_up
@@ -25,7 +23,6 @@ from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd.text import FEW, capitalized, listed
 from refitd.update.targets import Targets
-from refitd_client.contract.follow import HostEngine, HostEngines
 from refitd_client.contract.states import EngineState, Kind, VersionState
 from refitd_client.contract.wire import Reclaimable, ReclaimPlan
 
@@ -274,7 +271,7 @@ def explain_engine(engine: EngineRecord, store: Store, targets: Targets) -> list
 
 
 def _about_engine(engine: EngineRecord, store: Store, targets: Targets) -> Iterator[str]:
-    order, host = store.loading.get(engine.id), engine.seen.host
+    order = store.loading.get(engine.id)
     left = left_on_barred(engine, store, targets)
     yield f"{engine.id} is {engine.state}: {_what_it_means(engine, order) if left is None else f'it {left}'}."
     if engine.debts.reload and engine.state.is_away:
@@ -292,10 +289,7 @@ def _about_engine(engine: EngineRecord, store: Store, targets: Targets) -> Itera
         yield from _turn(engine, target, store, targets.strategy)
     yield from _trouble(engine)
     yield from _its_server(engine, target)
-    if host is not None:
-        yield from _its_host(engine, host, order, store)
-    if (has := unknown_on_host(engine, store, targets)) is not None:
-        yield f"The host {has}."
+    yield from host_words().about(engine, order, store, targets)
     if engine.trouble.last_attempt is not None:
         yield _last_load(engine.trouble.last_attempt)
 
@@ -351,43 +345,6 @@ def _its_server(engine: EngineRecord, target: VersionRecord | None) -> Iterator[
         yield f"Its servers are updated together: {', '.join(engine.urls)}."
     if seen.draft is not None:
         yield f"Its draft model is {seen.draft}."
-
-
-def _its_host(engine: EngineRecord, host: HostEngines, order: AttemptRecord | None, store: Store) -> Iterator[str]:
-    """Say who does what for a host's engines, and which of them are not where they should be, as the host said last.
-    `order` is the order that it is carrying out.
-    """
-    source = f" from {host.upstream}" if host.upstream else ""
-    own = "engine" if host.count == 1 else f"{host.count} engines"
-    counted = ", ".join(f"{count} {state}" for state, count in sorted(host.states.items()))
-    yield f"The host {host.follower} pulls each version{source} and updates its own {own}."
-    yield "This service only says which version, and waits until the host has proved that it serves it."
-    if (does := host_does(engine, store)) is not None:
-        yield f"Now the host {does}."
-    yield from without_store(host.store_fault)
-    yield f"When the host last reported, its engines were: {counted or 'none'}."
-    goal = engine.serving if order is None else order.version
-    late = [each for each in host.engines if each.state is not EngineState.IN_SYNC]
-    for each in host.engines:
-        if each in late or goal not in (None, each.version):
-            yield _not_there(each, goal)
-    not_named = host.count - host.states.get(EngineState.IN_SYNC, 0) - len(late)
-    if not_named > 0:
-        others = "1 more of its engines was" if not_named == 1 else f"{not_named} more of its engines were"
-        yield f"{others} not IN_SYNC: 'refitd status' on that host names all of them."
-    if (shared := shared_name(engine)) is not None:
-        yield f"{capitalized(shared)}."
-
-
-def _not_there(each: HostEngine, goal: str | None) -> str:
-    """Say where an engine of a host is instead, and why."""
-    serves = f"it served {each.version or 'no version'}"
-    if each.state is EngineState.IN_SYNC:
-        return f"Its engine {each.id} was not on {goal} yet: {serves}, and the host had not begun to load it."
-    why = f" ({each.reason})" if each.reason else ""
-    if goal in (None, each.version):
-        return f"Its engine {each.id} was {each.state}{why}; {serves}."
-    return f"Its engine {each.id} was not on {goal} yet: it was {each.state}{why}, and {serves}."
 
 
 def _fought_over(engine: EngineRecord) -> str:

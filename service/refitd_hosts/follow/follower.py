@@ -17,8 +17,6 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from refitd.policy.hosts import engines_of_host, not_known_there, order_state, others_of, proof_of_host, why_it_waits
-from refitd.policy.pulls import PullPlan, all_as_told, as_told, is_held_back, plan_pulls, pull_fault, why_not_good
 from refitd.policy.traffic import is_proven
 from refitd.state.observer import Notifier
 from refitd.state.store import Store
@@ -49,6 +47,15 @@ from refitd_hosts.follow.upstream import (
     UpstreamRun,
     UpstreamVersion,
 )
+from refitd_hosts.policy.hosts import (
+    engines_of_host,
+    not_known_there,
+    order_state,
+    others_of,
+    proof_of_host,
+    why_it_waits,
+)
+from refitd_hosts.policy.pulls import PullPlan, all_as_told, as_told, is_held_back, plan_pulls, pull_fault, why_not_good
 
 PULL_LOOK_SECONDS = 2.0  # between two looks at the upstream
 LISTEN_AGAIN_SECONDS = 1.0

@@ -7,7 +7,14 @@ after a restart and while its hub is gone. It serves on, and pulls what is seale
 from collections.abc import Collection
 from dataclasses import replace
 
-from refitd.policy.hosts import (
+from refitd.state.observer import Notifier
+from refitd.state.records import HostLead
+from refitd.state.store import Store
+from refitd.state.version import VersionRecord
+from refitd.update.targets import Targets
+from refitd_client.contract.follow import HostReply
+from refitd_client.contract.states import VersionState
+from refitd_hosts.policy.hosts import (
     ANEW,
     ANOTHER,
     IT_GOES,
@@ -19,14 +26,7 @@ from refitd.policy.hosts import (
     why_lost,
     why_not_served,
 )
-from refitd.policy.pulls import is_held_back
-from refitd.state.observer import Notifier
-from refitd.state.records import HostLead
-from refitd.state.store import Store
-from refitd.state.version import VersionRecord
-from refitd.update.targets import Targets
-from refitd_client.contract.follow import HostReply
-from refitd_client.contract.states import VersionState
+from refitd_hosts.policy.pulls import is_held_back
 
 LEADERS = 16  # whose epochs are remembered
 

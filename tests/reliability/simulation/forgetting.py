@@ -7,7 +7,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from refitd.api.follow import newest_elsewhere
 from refitd.api.operations import rollback
 from refitd.policy.strategy import StrategyName
 from refitd.problem import ProblemError
@@ -105,7 +104,7 @@ class ForgettingHosts(Hosts):
         self.kill_trainer()
         found = [parse_version_folder(path.rpartition("/")[2]) for path in self.disk.folders]
         if self.life is not None:
-            on_hosts = parse_version_id(newest_elsewhere(RUN, self.life.service) or "")
+            on_hosts = parse_version_id(self.life.hosts.newest_unknown(RUN) or "")
             found += [self.life.store.index.newest_of(RUN), None if on_hosts is None else on_hosts[1]]
             gone = [parse_version_id(version) for version in self.life.store.gone]
             found += [each[1] for each in gone if each is not None]

@@ -13,7 +13,6 @@ from typing import Any
 from unittest import mock
 
 from refitd.policy.chain import NoBase, chain_of
-from refitd.policy.hosts import ANOTHER
 from refitd.policy.strategy import StrategyName
 from refitd.state.version import VersionRecord
 from refitd_client.contract.follow import Following
@@ -24,6 +23,7 @@ from refitd_hosts.follow import puller
 from refitd_hosts.follow.follower import UpstreamFollower
 from refitd_hosts.follow.puller import Puller
 from refitd_hosts.follow.upstream import FollowedSources, FollowerIdentity
+from refitd_hosts.policy.hosts import ANOTHER
 
 from .disk import SIM_BLOCK, Pause, SimFolder, seen_at
 from .fault import Call, Fault
@@ -182,7 +182,7 @@ class HostPromises(Promises):
         if desired is not None and (wanted is None or isinstance(chain_of(wanted, hub.store.versions), NoBase)):
             left -= self._world.disk.being_pulled()  # the host goes on with the pull when the hub has it again
         assert not left, f"leaked at {self._world.name}: {sorted(left)}"
-        assert not list(hub.followers.pulled()), "leaked: the hub keeps what nobody pulls"
+        assert not list(hub.hosts.followers.pulled()), "leaked: the hub keeps what nobody pulls"
 
 
 class Hosts(World):

@@ -6,10 +6,10 @@ from collections.abc import Collection
 from refitd.engine.plugin import Leads
 from refitd.policy.strategy import StrategyName
 from refitd.state.records import EngineRecord
-from refitd.update.hosts import ReportedHosts
 from refitd_client.contract.follow import HostReply
 from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.plugin import Owner
+from refitd_hosts.hub.reported import ReportedHosts
 
 from .forgetting import ForgettingHosts
 from .hosts import HUB, Host

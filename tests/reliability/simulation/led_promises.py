@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from refitd.engine.host import NOTHING_PROVED
 from refitd.policy.chain import NoBase, chain_of
 from refitd.state.records import AttemptRecord, EngineRecord
 from refitd.state.version import VersionRecord
 from refitd_client.contract.follow import OrderState
 from refitd_client.contract.states import EngineState, VersionState
 from refitd_hosts.follow.orders import LEADERS
+from refitd_hosts.hub.engine import NOTHING_PROVED
 
 from .forgetting import ForgettingHubPromises
 from .hosts import HostPromises

@@ -22,7 +22,6 @@ from refitd.engine.registry import EngineSpec
 from refitd.reclaim.books import Books
 from refitd.reclaim.sweep import Collector
 from refitd.state.decisions import DecisionFile
-from refitd.state.followers import Followers
 from refitd.state.journal.journal import Journal
 from refitd.state.journal.rows import JournalWrite
 from refitd.state.store import Store
@@ -31,6 +30,7 @@ from refitd.update.fleet import Fleet
 from refitd.update.proving import RankProofs
 from refitd.update.targets import Targets
 from refitd_hosts.follow.follower import UpstreamFollower
+from refitd_hosts.hub.hub import Hub
 from refitd_inside.materialize.materializer import Materializer
 
 from .copies import SimCopies
@@ -74,9 +74,9 @@ class Life:
         files = SimFiles(world.disk, self._pause)
         proofs = RankProofs(self.store, self.targets, settings.prove)
         self.catalog = Catalog(self.store, files, _Base(self.store), settings.catalog_rules, proofs)
-        self.followers = Followers(world.clock)
         self.follower: UpstreamFollower | None = None
-        self.hosts = world.leading(self)
+        self.led = world.leading(self)
+        self.hosts = Hub(self.store, self.led)
         facts = self._facts(files)
         copies = SimCopies(
             world.disk,
@@ -99,9 +99,9 @@ class Life:
             proofs=proofs,
             chance=random.Random(world.chance.random()),
         )
-        if self.hosts is not None:
-            self.hosts.tell = self.fleet.reported
-        self.follower = world.follow(self)
+        if self.led is not None:
+            self.led.tell = self.fleet.reported
+        self.follower = self.hosts.follower = world.follow(self)
         self.swept = SimFiles(world.disk, self._pause)
         folders = world.folders(self._pause)
         self.collector = Collector(
@@ -118,7 +118,6 @@ class Life:
             fleet=self.fleet,
             sweeper=self.collector.sweeper,
             copies=self.materializer,
-            followers=self.followers,
             hosts=self.hosts,
             follower=self.follower,
             decisions=self.decisions,
@@ -129,7 +128,7 @@ class Life:
         def connect(spec: EngineSpec) -> EnginePort:
             return self.world.connect(spec, self)
 
-        return connect if self.hosts is None else self.hosts.connector(connect, root=MOUNT, load_timeout=LOAD_TIMEOUT)
+        return connect if self.led is None else self.led.connector(connect, root=MOUNT, load_timeout=LOAD_TIMEOUT)
 
     def _facts(self, files: SimFiles) -> Books:
         return Books(
@@ -137,7 +136,7 @@ class Life:
             self.targets,
             files,
             self.catalog.judging,
-            pulling=self.followers.pulled,
+            pulling=self.hosts.followers.pulled,
             upstream=lambda: frozenset() if self.follower is None else self.follower.needs,
             pushing=self.world.uploading,
         )
@@ -157,7 +156,7 @@ class Life:
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as group:
             parts = (self.catalog, self.controller, self.canaries, self.collector, self.materializer, self.fleet)
-            more = [part for part in (self.hosts, self.follower) if part is not None]
+            more = [part for part in (self.led, self.follower) if part is not None]
             for part in (self.journal, self.decisions, *parts, *more):
                 group.create_task(part.run())
 

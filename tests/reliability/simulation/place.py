@@ -20,12 +20,12 @@ from refitd.state.journal.database import JOURNAL_NAME
 from refitd.state.journal.journal import JournalError
 from refitd.state.journal.recovery import open_journal
 from refitd.state.records import EngineRecord
-from refitd.update.hosts import ReportedHosts
 from refitd_client.contract.follow import HostReply
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.states import EngineState
 from refitd_client.contract.wire import RunChange
 from refitd_hosts.follow.follower import UpstreamFollower
+from refitd_hosts.hub.reported import ReportedHosts
 
 from .disk import Pause, SimDisk, SimFolders
 from .fault import Call, Fault

@@ -16,11 +16,9 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from refitd.engine.host import SILENT_SECONDS
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
-from refitd.update.hosts import PLACES, ReportedHosts
 from refitd_client.contract.follow import Following, HostEngines, HostReply, HostReport, OrderState
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.contract.naming import MANIFEST_NAME, Order
@@ -30,6 +28,8 @@ from refitd_hosts.follow.pull_turn import PullTurn
 from refitd_hosts.follow.puller import Puller
 from refitd_hosts.follow.reporting import UpstreamReporter
 from refitd_hosts.follow.upstream import FilePart, FollowedSources, Upstream
+from refitd_hosts.hub.engine import SILENT_SECONDS
+from refitd_hosts.hub.reported import PLACES, ReportedHosts
 from simulation.virtual_time import VirtualClock, VirtualLoop
 from support.checkpoints import publish, tensors
 

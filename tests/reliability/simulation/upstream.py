@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 from urllib.parse import unquote
 
-from refitd.api import follow
 from refitd.api.context import find_version
 from refitd.api.health import faults_now
 from refitd.api.overview import overview_of
@@ -22,6 +21,7 @@ from refitd_client.errors import ServiceProblemError, ServiceUnreachableError
 from refitd_client.http.routes import Call
 from refitd_hosts.follow.hub import HubUpstream
 from refitd_hosts.follow.upstream import FilePart, GoneError, UnreachableError, WrongError
+from refitd_hosts.hub.routes import take_report
 
 from .disk import SimFolder, bytes_of, seen_at, templates
 from .life import Life
@@ -32,8 +32,8 @@ EVENT_SECONDS = 0.3  # between two events that make a follower look
 
 
 async def held(life: Life, version: str) -> tuple[SimFolder, Manifest]:
-    """The folder that a service hands out as a version, and its manifest, as `api/follow.py` decides it. A folder
-    without one is not handed out here.
+    """The folder that a service hands out as a version, and its manifest, as `hub/routes.py` decides it.
+    A folder without one is not handed out here.
     """
     record = await find_version(life.service, version)
     if record.state is not VersionState.SEALED or not record.files.owned:
@@ -168,7 +168,7 @@ class _Client:
 
         async def answer(life: Life) -> HostReply:
             nonlocal is_new
-            reply = follow.take_report(name, report, life.service)
+            reply = take_report(name, report, life.hosts)
             is_new = hub.heard_report(name, reply)
             return reply
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from refitd.clock import SystemClock
-from refitd.engine.host import picture, reached
 from refitd.engine.port import Reached
 from refitd.explain.present import orders_of_hosts, present_engine, present_version
 from refitd.explain.run import glance_at
@@ -17,6 +16,7 @@ from refitd.state.store import Store
 from refitd.update.targets import Targets
 from refitd_client.contract.follow import Following, HostEngine, HostEngines, OrderState
 from refitd_client.contract.states import EngineState, Standing
+from refitd_hosts.hub.engine import picture, reached
 from support.records import engine, version
 
 ONE, TWO = version(1), version(2)

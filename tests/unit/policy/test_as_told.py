@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from refitd.policy.pulls import all_as_told, as_told, why_not_good
 from refitd.state.version import VersionRecord
 from refitd_client.checkpoint.fault import Code
 from refitd_client.contract.naming import Order
 from refitd_client.contract.states import VersionState
 from refitd_hosts.follow.upstream import UpstreamVersion
+from refitd_hosts.policy.pulls import all_as_told, as_told, why_not_good
 
 ORDER = Order(1, 7)
 TOLD = UpstreamVersion(id="run~v000007", run="run", order=ORDER, digest="xxh3:1")

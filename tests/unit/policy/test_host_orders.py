@@ -6,7 +6,10 @@ from typing import Any
 import pytest
 
 from refitd.engine.fingerprints import ANSWERED, NOT_COMPARED, proof_by, what_was_compared
-from refitd.policy.hosts import (
+from refitd.state.records import AttemptRecord, EngineRecord, HostLead, UpdateRecord
+from refitd_client.contract.follow import MAX_HOST_ENGINES, Following, HostEngines, HostReply, OrderState
+from refitd_client.contract.states import EngineState, VersionState
+from refitd_hosts.policy.hosts import (
     engines_of_host,
     is_other,
     not_known,
@@ -19,9 +22,6 @@ from refitd.policy.hosts import (
     why_it_waits,
     why_not_served,
 )
-from refitd.state.records import AttemptRecord, EngineRecord, HostLead, UpdateRecord
-from refitd_client.contract.follow import MAX_HOST_ENGINES, Following, HostEngines, HostReply, OrderState
-from refitd_client.contract.states import EngineState, VersionState
 from support.records import engine, version
 
 V1, V2 = version(1).id, version(2).id

@@ -2,7 +2,7 @@
 
 import pytest
 
-from refitd.policy.pulls import is_held_back
+from refitd_hosts.policy.pulls import is_held_back
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from refitd.engine.fingerprints import agree, comparable, proof_by, what_was_compared
-from refitd.engine.host import doubt
 from refitd.engine.port import Outcome, Reached, Refit
 from refitd.policy.observe import Expected, after_probe, after_refit, compared, proved
 from refitd.state.records import AttemptRecord
 from refitd_client.contract.follow import HostEngines
 from refitd_client.contract.states import EngineState
+from refitd_hosts.hub.engine import doubt
 from support.checkpoints import publish, tensors
 from support.records import engine, version
 from support.services import Stage, serving

@@ -4,7 +4,8 @@ from contextlib import suppress
 
 import pytest
 
-from refitd.state.followers import (
+from refitd_client.contract.follow import Following, HostReport
+from refitd_hosts.hub.followers import (
     LEASE_SECONDS,
     MOST,
     MOST_REFUSED,
@@ -14,7 +15,6 @@ from refitd.state.followers import (
     SupersededError,
     TooManyFollowersError,
 )
-from refitd_client.contract.follow import Following, HostReport
 
 V1, V2 = "run~v000001", "run~v000002"
 

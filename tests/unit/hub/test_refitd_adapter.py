@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from refitd.clock import SystemClock
-from refitd.engine import host as lines
-from refitd.engine.host import HostLine, RefitdEngine, of_these
 from refitd.engine.port import Outcome, Reached, Refit, Stage, Target, Unreached, VersionFiles
 from refitd.state.observer import Notifier
 from refitd_client.contract.follow import Following, HostEngine, HostEngines, HostReport, HostTrialResult, OrderState
 from refitd_client.contract.states import EngineState
+from refitd_hosts.hub import engine as lines
+from refitd_hosts.hub.engine import HostLine, RefitdEngine, of_these
 
 
 class SetClock(SystemClock):

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from refitd.engine.host import SILENT_SECONDS
-from refitd.update.hosts import PLACE_BYTES, PLACE_SECONDS, PLACES, PullTurns, places_for
 from refitd_client.contract.follow import Following
+from refitd_hosts.hub.engine import SILENT_SECONDS
+from refitd_hosts.hub.reported import PLACE_BYTES, PLACE_SECONDS, PLACES, PullTurns, places_for
 
 HUB, STORE = "http://hub:8700", "s3://bucket/prefix"
 LARGE = 16 * 2**30

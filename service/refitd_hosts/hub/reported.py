@@ -21,13 +21,9 @@ from dataclasses import dataclass, replace
 
 from refitd.clock import Clock
 from refitd.engine.address import check_engine_id
-from refitd.engine.host import SILENT_SECONDS, HostLine, RefitdEngine, of_these
-from refitd.engine.kind import HOST_KIND
 from refitd.engine.plugin import Leads
 from refitd.engine.port import EnginePort
 from refitd.engine.registry import EngineSpec
-from refitd.policy.hosts import stands_of, unknown_at_hub
-from refitd.state.followers import LEASE_SECONDS, RefusedReports
 from refitd.state.observer import Notifier
 from refitd.state.records import Source
 from refitd.state.store import Store
@@ -35,6 +31,9 @@ from refitd.state.version import VersionRecord
 from refitd_client.contract.follow import Following, HostPull, HostReply, HostReport
 from refitd_client.contract.states import EngineState
 from refitd_client.contract.stores import is_bucket_url
+from refitd_hosts.hub.engine import SILENT_SECONDS, HostLine, RefitdEngine, of_these
+from refitd_hosts.hub.followers import LEASE_SECONDS, RefusedReports
+from refitd_hosts.policy.hosts import stands_of, unknown_at_hub
 
 PLACES = 4  # so that the link is full while one host checks what it has, and the next one hears of its turn
 # A host hears of its turn up to a second late: of small versions so many are pulled at a time that a link of 40 Gbit/s,
@@ -141,6 +140,7 @@ def places_for(size: int | None) -> int:
 GONE_SECONDS = 600.0
 HOSTS_LOOK_SECONDS = 5.0
 SCHEME = "host:"
+HOST_KIND = "refitd"  # no setting names one
 REPORTS_A_SECOND = 200  # of all hosts that are at something
 MOST_BUSY_SECONDS = 5.0  # so that three reports get lost before a host counts as silent
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from refitd.api.auth import FollowClaim, HostNames
-from refitd.policy.hosts import ANEW
+from refitd.api.auth import FollowClaim
 from refitd.state.records import Source
 from refitd.tokens import TokensRefusedError, digest_of, names_of, tokens_from
-from refitd.update.hosts import GONE_SECONDS
 from refitd_client.contract.states import EngineState
+from refitd_hosts.hub.hub import HostNames
+from refitd_hosts.hub.reported import GONE_SECONDS
+from refitd_hosts.policy.hosts import ANEW
 from support.records import version
 from support.services import Stage, serving
 

@@ -11,22 +11,18 @@ from pathlib import Path
 from typing import Annotated, Any, cast
 
 import msgspec
-from fastapi import APIRouter, Header, Request
+from fastapi import APIRouter, Depends, Header, Request
 from fastapi import Path as InPath
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from refitd.api.auth import FOLLOWS_BY, Credentials
+from refitd.api.auth import FOLLOWS_BY
 from refitd.api.connection import EXTENSION
 from refitd.api.context import Service, ServiceOf, Upstreams, find_version
-from refitd.engine.address import check_engine_id
-from refitd.policy.hosts import newest_on_hosts, stands_of
 from refitd.problem import ProblemError, Slug
 from refitd.root.handle import below, parts_below, root_at
-from refitd.state.followers import LEASE_SECONDS, SupersededError, TooManyFollowersError
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
-from refitd.update.hosts import NameTakenError
 from refitd_client.contract.follow import MAX_HOST_ENGINES, MAX_REPORTED, Following, HostReply, HostReport
 from refitd_client.contract.manifest import MAX_MANIFEST_BYTES, ManifestRefusedError, parse_manifest
 from refitd_client.contract.naming import MANIFEST_NAME, InvalidNameError
@@ -34,7 +30,17 @@ from refitd_client.contract.states import EngineState, VersionState
 from refitd_client.contract.wire import Page
 from refitd_client.files.plain_file import open_plain, read_at
 from refitd_client.validation.foreign import kept_manifest
+from refitd_hosts.hub.followers import LEASE_SECONDS, SupersededError, TooManyFollowersError
+from refitd_hosts.hub.hub import Hub
+from refitd_hosts.hub.reported import NameTakenError
+from refitd_hosts.policy.hosts import stands_of
 
+
+async def _hub(request: Request) -> Hub:
+    return request.app.state.service.hosts
+
+
+HubOf = Annotated[Hub, Depends(_hub)]
 files_routes = APIRouter(prefix="/v1/versions/{version_id}", tags=["files"])
 _SENT_AT_ONCE = 2**20  # bytes that are read and sent at a time where the server has no sendfile, as with TLS
 _NO_MANIFEST = "has no manifest, and the service keeps none of it: publish its folder with 'refitd publish'"
@@ -76,11 +82,12 @@ async def get_file(
     version_id: str,
     name: str,
     service: ServiceOf,
+    hub: HubOf,
     wanted: Annotated[str | None, Header(alias="range")] = None,
 ) -> Response:
     """A file of a sealed version, or a part of it: `Range: bytes=0-16777215`. One range alone is understood."""
     fd, part = await _sealed(service, version_id, name, wanted)
-    return FileResponse(fd, part, service.sent.sending(version_id))
+    return FileResponse(fd, part, hub.sent.sending(version_id))
 
 
 async def _sealed(service: Service, version_id: str, name: str, wanted: str | None) -> "tuple[int, PartOfFile]":
@@ -193,13 +200,12 @@ class FileResponse(Response):
 
 router = APIRouter(prefix="/v1", tags=["follow"])
 _MAX_NAME = 200
-_REPORT_PATH = re.compile(r"/v1/hosts/([^/]{1,200})")
 _MAX_TEXT = 500
 
 
 @router.put("/hosts/{name}")
 async def report(
-    name: Annotated[str, InPath(max_length=_MAX_NAME)], report: HostReport, service: ServiceOf, request: Request
+    name: Annotated[str, InPath(max_length=_MAX_NAME)], report: HostReport, hub: HubOf, request: Request
 ) -> HostReply:
     """A host says what it is at, and is told what it is to serve. What it pulls is kept until the lease ends, or it
     says otherwise.
@@ -208,27 +214,10 @@ async def report(
     where another process has reported by the name since, or an engine has it.
     """
     claim = request.scope.get(FOLLOWS_BY)
-    if claim is not None and (why := service.names.refusal(claim, name)) is not None:
-        _say_refused(service, name, Slug.FORBIDDEN, why)
+    if claim is not None and (why := hub.names.refusal(claim, name)) is not None:
+        hub.say_refused(name, Slug.FORBIDDEN, why)
         raise ProblemError(Slug.FORBIDDEN, why)
-    return take_report(name, report, service)
-
-
-def note_refused(service: Service, claim: Credentials, problem: ProblemError) -> None:
-    """A request was refused for its token. Of a report it is said: the host that sends it hears it alone."""
-    match = _REPORT_PATH.fullmatch(claim.path)
-    if claim.method == "PUT" and match is not None:
-        _say_refused(service, match[1], problem.kind, problem.detail)
-
-
-def _say_refused(service: Service, name: str, kind: Slug, why: str) -> None:
-    """Put the refusal of a report into the log, unless it was said lately. Anybody may have sent it, by any name."""
-    try:
-        check_engine_id(name)
-    except InvalidNameError:
-        return
-    if service.hosts is not None and service.hosts.refuse(name, kind.slug, why):
-        service.store.say("follower", name, f"a report in its name was refused: {why}", is_fault=True)
+    return take_report(name, report, hub)
 
 
 def _why_it_leads_none(follower: Upstreams, report: HostReport, upstream: str) -> str:
@@ -240,34 +229,34 @@ def _why_it_leads_none(follower: Upstreams, report: HostReport, upstream: str) -
     return f"this service is led by {upstream} and leads no hosts: follow {upstream}, or start it with --follow-freely"
 
 
-def take_report(name: str, report: HostReport, service: Service) -> HostReply:
+def take_report(name: str, report: HostReport, hub: Hub) -> HostReply:
     """Take a report that may be made, and reply.
 
     Raises:
         ProblemError: it is not as it should be, or comes from a host whose name another has.
     """
-    _check_report(name, report, service)
+    _check_report(name, report, hub)
     try:
-        is_newest = service.followers.reported(report)
+        is_newest = hub.followers.reported(report)
         reply = HostReply(lease_seconds=LEASE_SECONDS)
-        if service.hosts is not None:
-            reply = service.hosts.reported(report, is_newest=is_newest)
-        return _with_what_is_known(reply, report.told, service.store)
+        if hub.led is not None:
+            reply = hub.led.reported(report, is_newest=is_newest)
+        return _with_what_is_known(reply, report.told, hub.store)
     except TooManyFollowersError:
         raise ProblemError(Slug.TOO_MANY, "there are as many hosts as one service takes") from None
     except SupersededError as error:
         if error.is_first:
-            service.store.say("follower", name, str(error), is_fault=True)
+            hub.store.say("follower", name, str(error), is_fault=True)
         raise ProblemError(Slug.HOST_NAME_TAKEN, str(error)) from error
     except NameTakenError as error:
-        if service.hosts is None or service.hosts.refuse(name, Slug.HOST_NAME_TAKEN.slug, str(error)):
-            service.store.say("follower", name, str(error), is_fault=True)
+        if hub.led is None or hub.led.refuse(name, Slug.HOST_NAME_TAKEN.slug, str(error)):
+            hub.store.say("follower", name, str(error), is_fault=True)
         raise ProblemError(Slug.HOST_NAME_TAKEN, str(error)) from error
     except InvalidNameError as error:
         raise ProblemError(Slug.BAD_NAME, str(error)) from error
 
 
-def _check_report(name: str, report: HostReport, service: Service) -> None:
+def _check_report(name: str, report: HostReport, hub: Hub) -> None:
     if report.told.follower != name:
         raise ProblemError(
             Slug.BAD_REQUEST, f"the report is {report.told.follower!a}'s, and the address names {name!a}"
@@ -279,8 +268,8 @@ def _check_report(name: str, report: HostReport, service: Service) -> None:
         raise ProblemError(Slug.BAD_REQUEST, f"a report names at most {MAX_HOST_ENGINES} engines")
     if _has_long_text(msgspec.to_builtins(report)):
         raise ProblemError(Slug.BAD_REQUEST, f"each text of a report has at most {_MAX_TEXT} characters")
-    if service.follower is not None and service.follower.is_led and not report.freely:
-        raise ProblemError(Slug.RUN_FOLLOWED, _why_it_leads_none(service.follower, report, service.follower.urls[0]))
+    if hub.follower is not None and hub.follower.is_led and not report.freely:
+        raise ProblemError(Slug.RUN_FOLLOWED, _why_it_leads_none(hub.follower, report, hub.follower.urls[0]))
 
 
 def _with_what_is_known(reply: HostReply, told: Following, store: Store) -> HostReply:
@@ -294,15 +283,6 @@ def _with_what_is_known(reply: HostReply, told: Following, store: Store) -> Host
         knows={each: version for each, version in newest.items() if version is not None},
         digests={version.id: version.digest for version in wanted if version is not None and version.digest},
     )
-
-
-def newest_elsewhere(run: str, service: Service) -> str | None:
-    """The id of the newest version of a run that hosts have and this service does not know, as after a loss of its
-    root: its name is used up.
-    """
-    store = service.store
-    reports = (known.report for known in service.followers.known.values())
-    return newest_on_hosts(run, reports, lambda version: version in store.versions or version in store.gone)
 
 
 def _has_long_text(value: Any) -> bool:
@@ -321,14 +301,14 @@ def _has_long_text(value: Any) -> bool:
 
 
 @router.get("/hosts")
-async def list_hosts(service: ServiceOf) -> Page[HostReport]:
+async def list_hosts(hub: HubOf) -> Page[HostReport]:
     """The hosts that have reported within the last 30 seconds, each as it reported itself last."""
-    return Page(items=[known.report for _, known in sorted(service.followers.known.items())])
+    return Page(items=[known.report for _, known in sorted(hub.followers.known.items())])
 
 
 @router.get("/follow")
-async def following(service: ServiceOf) -> Following:
+async def following(hub: HubOf) -> Following:
     """What this service follows, and how far it is. 404 where it follows no upstream."""
-    if service.follower is None:
+    if hub.follower is None:
         raise ProblemError(Slug.NOT_FOUND, "this service follows no upstream (refitd serve --follow URL)")
-    return service.follower.following()
+    return hub.follower.following()

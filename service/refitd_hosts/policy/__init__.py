@@ -1,0 +1,1 @@
+"""Decisions about hosts and upstreams. Pure."""

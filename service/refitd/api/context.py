@@ -1,6 +1,6 @@
 """What the routes work with: the parts of the service; and which version or engine a request names."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Protocol
 
@@ -11,7 +11,6 @@ from refitd.api.options import ApiValues
 from refitd.catalog.intake import Intake
 from refitd.observe.telemetry import Telemetry
 from refitd.policy.readiness import unknown
-from refitd.policy.upstream import decided_by
 from refitd.problem import ProblemError, Slug
 from refitd.reclaim.sweep import Sweeper
 from refitd.state.decisions import DecisionFile
@@ -20,24 +19,28 @@ from refitd.state.version import VersionRecord
 from refitd.text import listed
 from refitd.update.fleet import Fleet
 from refitd.update.targets import Targets
-from refitd_client.contract.follow import Following
 from refitd_client.contract.naming import Order, parse_version_id
 from refitd_client.contract.naming import version_id as id_of
 from refitd_client.contract.wire import GroupLead
 
 
 class Upstreams(Protocol):
-    """What follows the upstreams of this service, the one that is asked now first."""
+    """What follows the upstreams of this service. They decide what would be undone here at the next look."""
 
-    urls: Sequence[str]
-
-    @property
-    def is_led(self) -> bool:
-        """Whether a hub says when engines here go to a version."""
+    def decides_run(self, run: str) -> bool:
+        """Whether the upstream decides where engines of a run go."""
         ...
 
-    def following(self) -> Following:
-        """What this service says of itself to its upstream."""
+    def decides_end(self, run: str) -> bool:
+        """Whether the upstream decides when a run ends: it has not ended there."""
+        ...
+
+    def decides_pin(self, version: VersionRecord) -> bool:
+        """Whether the upstream decides whether a version is pinned."""
+        ...
+
+    def decided_by(self, do: str) -> str:
+        """Say who decides something, and to do it there."""
         ...
 
 
@@ -110,16 +113,14 @@ async def _service(request: Request) -> Service:
 ServiceOf = Annotated[Service, Depends(_service)]
 
 
-def leave_to_upstream(service: Service, do: str, *, decides: bool) -> None:
+def leave_to_upstream(service: Service, do: str, decides: Callable[[Upstreams], bool]) -> None:
     """Refuse what the upstream of this service would undo at the next look.
 
     Raises:
         ProblemError: the service follows an upstream that decides this.
     """
-    word = service.store.runs.upstream
-    if service.follower is not None and decides:
-        upstream = service.follower.urls[0] if word is None else word.name
-        raise ProblemError(Slug.RUN_FOLLOWED, decided_by(upstream, do))
+    if service.follower is not None and decides(service.follower):
+        raise ProblemError(Slug.RUN_FOLLOWED, service.follower.decided_by(do))
 
 
 async def find_version(service: Service, version_id: str) -> VersionRecord:

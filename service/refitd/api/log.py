@@ -20,7 +20,6 @@ from refitd.explain.run import explain_run, glance_at, of_its_run, runs_of
 from refitd.explain.version import explain_engine, explain_version, overtaken_by
 from refitd.observe.history import engine_past, past_update
 from refitd.policy.readiness import unknown
-from refitd.policy.upstream import last_report
 from refitd.problem import ProblemError, Slug
 from refitd.state.journal import rows
 from refitd.state.journal.journal import JournalError
@@ -258,7 +257,7 @@ async def explain(subject: str, service: ServiceOf) -> Explanation:
     never_sent = await _was_never_sent(record, service)
     about = explain_version(record, service.store, service.targets, plan, waits_for, never_sent=never_sent)
     word = upstream_of(service.store, record.run)
-    sentences = [*about, *untold, *last_report(word, service.store.clock.monotonic())]
+    sentences = [*about, *untold, *([] if word is None else word.last_report(service.store.clock.monotonic()))]
     if subject == record.run:
         seen = glance_at(service.store, service.targets, subject)
         sentences = [*explain_run(seen, record.id), *of_its_run(sentences, subject)]

@@ -11,7 +11,6 @@ from refitd.api.versions import presented
 from refitd.explain.run import glance_at, runs_of
 from refitd.policy.goals import last_good_before, to_bar, unserved_before
 from refitd.policy.readiness import unknown
-from refitd.policy.upstream import decides_end, decides_run
 from refitd.problem import ProblemError, Slug
 from refitd.state.version import VersionRecord
 from refitd.text import listed
@@ -77,8 +76,7 @@ class _Plan:
 
 
 async def _planned(service: Service, order: Rollback) -> _Plan:
-    decides = decides_run(service.store.runs.upstream, order.run)
-    leave_to_upstream(service, f"roll run {order.run} back", decides=decides)
+    leave_to_upstream(service, f"roll run {order.run} back", lambda up: up.decides_run(order.run))
     if not service.store.published_of(order.run):  # before a version is blamed that is named with it
         raise unknown(service.store, Slug.UNKNOWN_RUN, _NONE_TO_GO_TO.format(run=order.run))
     goal = None if order.to is None else await _sealed(service, order.run, order.to)
@@ -150,8 +148,7 @@ async def change_run(order: RunChange, service: ServiceOf) -> RunGlance:
     else:
         _check_run(service, order.run)
         if order.closed:
-            decides = decides_end(service.store.runs.upstream, order.run)
-            leave_to_upstream(service, f"close run {order.run}", decides=decides)
+            leave_to_upstream(service, f"close run {order.run}", lambda up: up.decides_end(order.run))
             service.store.close_run(order.run)
         else:
             service.store.reopen_run(order.run, "a request opened it")
@@ -178,8 +175,7 @@ async def delete(run: str, service: ServiceOf) -> DeletedRun:
     where it has not ended: delete it there.
     """
     _check_run(service, run)
-    decides = decides_end(service.store.runs.upstream, run)
-    leave_to_upstream(service, f"delete run {run}", decides=decides)
+    leave_to_upstream(service, f"delete run {run}", lambda up: up.decides_end(run))
     try:
         why = await service.sweeper.why_not_deleted(run)
     except OSError as error:

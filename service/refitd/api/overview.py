@@ -13,8 +13,7 @@ from refitd.api.context import ServiceOf
 from refitd.api.health import faults_now
 from refitd.explain.present import present_engine, why_now
 from refitd.explain.run import glance_at, runs_of
-from refitd.policy.upstream import whom_it_follows
-from refitd.state.faults import UpstreamWord
+from refitd.state.faults import FollowedUpstream
 from refitd.state.records import EngineRecord
 from refitd.state.store import Store
 from refitd.update.targets import Targets
@@ -66,7 +65,7 @@ class Cached:
     def __init__(self, fragments: Fragments | None = None, **of_service: Any) -> None:
         """`fragments` has the engines in JSON; `of_service` are the fields that are the same in every answer."""
         self._of_service, self._fragments = of_service, fragments or Fragments()
-        self._as_of: tuple[int, int, Faults, UpstreamWord | None] = (-1, -1, Faults(), None)
+        self._as_of: tuple[int, int, Faults, FollowedUpstream | None] = (-1, -1, Faults(), None)
         self._before, self._after = b"", b""  # the instant
 
     def json(self, store: Store, targets: Targets, faults: Faults) -> bytes:
@@ -111,6 +110,6 @@ def overview_of(
         engines=list(engines),
         versions=versions | {VersionState.DELETED: len(store.gone)},
         held_bytes=sum(version.files.bytes or 0 for version in store.versions.values()),
-        follows=whom_it_follows(store.runs.upstream),
+        follows=None if store.runs.upstream is None else store.runs.upstream.whom_it_follows,
         **of_service,
     )

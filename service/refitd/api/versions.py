@@ -14,7 +14,6 @@ from refitd.api.limits import WaitingRequests
 from refitd.explain.present import orders_of_hosts, present_attempt, present_version
 from refitd.policy.goals import passed_over, question_about
 from refitd.policy.traffic import is_proven, outcome_of
-from refitd.policy.upstream import decides_pin, owned_by
 from refitd.problem import ProblemError, Slug
 from refitd.state.journal import rows
 from refitd.state.journal.journal import Journal
@@ -83,7 +82,7 @@ async def list_versions(
             await asyncio.sleep(0)  # others have their turn: each of these takes milliseconds
     root = _root_of(service.store)
     folder = None if root is None else str(service.values.root.resolve())
-    refuses = None if service.follower is None else owned_by(service.follower.urls, "publish there")
+    refuses = service.intake.left_to_upstream("publish there")
     page: dict[str, object] = {"items": items, "next_cursor": more, "root": root, "folder": folder, "refuses": refuses}
     if run is not None:
         page["begins"] = service.store.runs.begins(run, service.store.index.newest_of(run))
@@ -194,8 +193,7 @@ def _meant(store: Store, word: str) -> str:
 
 async def _set_pin(service: Service, version_id: str, *, pinned: bool) -> Version:
     record = await find_version(service, _meant(service.store, version_id))
-    decides = decides_pin(service.store.runs.upstream, record)
-    leave_to_upstream(service, f"{'pin' if pinned else 'unpin'} {record.id}", decides=decides)
+    leave_to_upstream(service, f"{'pin' if pinned else 'unpin'} {record.id}", lambda up: up.decides_pin(record))
     if record.state.is_over and pinned:
         raise ProblemError(Slug.VERSION_NOT_GOOD, f"{record.id} is {record.state}: it is too late to keep it")
     if record.pinned is not pinned:

@@ -17,7 +17,6 @@ from refitd.catalog.files import DiskFiles, RootAwayError
 from refitd.policy.admit import LIMITS, SeenFolder, admit, fits
 from refitd.policy.readiness import unknown
 from refitd.policy.roster import followed, free_engines, move, why_not_followed
-from refitd.policy.upstream import owned_by
 from refitd.problem import ProblemError, Slug
 from refitd.root.handle import RootHangsError
 from refitd.state.records import EngineRecord
@@ -158,6 +157,10 @@ class Intake:
         if kind is Kind.FULL:
             self._kinds.add(Kind.HANDOVER)
 
+    def left_to_upstream(self, do: str) -> str | None:
+        """Say whom this service leaves something to, and what to do instead; None where it follows no upstream."""
+        return f"this service follows {', '.join(self.upstreams)}: {do}" if self.upstreams else None
+
     async def take(self, notice: Notice) -> tuple[VersionRecord, bool]:
         """Return the version that a notice is about, and whether it is new.
 
@@ -172,9 +175,8 @@ class Intake:
             raise
 
     async def _taken(self, notice: Notice) -> tuple[VersionRecord, bool]:
-        if self.upstreams:
-            detail = owned_by(self.upstreams, f"publish run {notice.run!a} there")
-            raise ProblemError(Slug.RUN_FOLLOWED, detail)
+        if (why := self.left_to_upstream(f"publish run {notice.run!a} there")) is not None:
+            raise ProblemError(Slug.RUN_FOLLOWED, why)
         self._check(notice)
         newest = self._store.index.newest_of(notice.run)
         begins = self._store.runs.begins(notice.run, newest)

@@ -5,8 +5,7 @@ from dataclasses import fields
 
 from refitd.explain.hosts import host_words
 from refitd.policy.traffic import steps_from
-from refitd.policy.upstream import disobeyed, silence, waits_for
-from refitd.state.faults import UpstreamWord
+from refitd.state.faults import FollowedUpstream
 from refitd.state.records import AttemptRecord, EngineRecord, UpdateRecord
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
@@ -128,10 +127,10 @@ def of_upstream(engine: EngineRecord, store: Store) -> str | None:
     serving, update = store.versions.get(engine.serving or ""), store.updates.get(engine.run)
     is_paused = update is not None and update.paused_since is not None
     newest = next(iter(store.versions_of(engine.run)), None)
-    return silence(word) or disobeyed(word) or waits_for(word, serving, newest, is_paused=is_paused)
+    return word.trouble or word.waits_for(serving, newest, is_paused=is_paused)
 
 
-def upstream_of(store: Store, run: str) -> UpstreamWord | None:
+def upstream_of(store: Store, run: str) -> FollowedUpstream | None:
     """Return what is known of the upstream of a run; None where it is followed from none."""
     word = store.runs.upstream
     return word if word is not None and word.run == run else None

@@ -14,8 +14,7 @@ from refitd.policy.contest import SAID_FOR, STOP_THE_OTHER
 from refitd.policy.goals import passed_over, question_about
 from refitd.policy.roster import how_to_bring
 from refitd.policy.strategy import Strategy, has_given_up, released, why_waiting
-from refitd.policy.upstream import disobeyed, not_brought, pulls_newer, silence, waits_for
-from refitd.state.faults import UpstreamWord
+from refitd.state.faults import FollowedUpstream
 from refitd.state.records import EngineRecord, UpdateRecord
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
@@ -32,8 +31,8 @@ class RunFacts:
     `target` is the version that engines should serve, `loadable` what those are brought to that do not serve it.
     `others` are engines that follow other runs or none, `closed` the runs that are closed. `hosts` has by their ids
     what engines that are hosts do now, `unknown` what they have that this service does not, and what helps, without a
-    subject. `upstream` is what is known of the upstream of the run, where it is followed from one; `elsewhere` what
-    sentences call the upstream, where this service follows one and not this run. `began`: the run once had a version.
+    subject. `upstream` is what is known of the upstream of the run, where it is followed from one; `elsewhere` why
+    no engine is brought to it, where this service follows another run. `began`: the run once had a version.
     """
 
     run: str
@@ -46,7 +45,7 @@ class RunFacts:
     closed: Collection[str] = ()
     closed_at: str | None = None
     hosts: Mapping[str, str] = field(default_factory=dict[str, str])
-    upstream: UpstreamWord | None = None
+    upstream: FollowedUpstream | None = None
     elsewhere: str | None = None
     loadable: VersionRecord | None = None
     began: bool = False
@@ -98,13 +97,17 @@ def _standing(seen: RunFacts, newest: VersionRecord | None, is_troubled: bool, t
         return Standing.TROUBLED
     if newest is not None and seen.target is not None and there == len(seen.engines):
         if newest.id == seen.target.id:
-            return Standing.MOVING if pulls_newer(seen.upstream, newest) else Standing.CURRENT
+            return Standing.MOVING if _pulls_newer(seen, newest) else Standing.CURRENT
         if _was_left(seen, newest):
             return Standing.ROLLED_BACK
     is_held = seen.upstream is not None and seen.upstream.is_paused and there == len(seen.engines)
     late = [engine for engine in seen.engines if not _is_there(engine, seen.target)]
     are_held = bool(late) and all(engine.waits and engine.state is EngineState.BEHIND for engine in late)
     return Standing.PAUSED if _is_paused(seen) or is_held or are_held else Standing.MOVING
+
+
+def _pulls_newer(seen: RunFacts, newest: VersionRecord | None) -> bool:
+    return seen.upstream is not None and seen.upstream.pulls_newer(newest)
 
 
 def _was_left(seen: RunFacts, newer: VersionRecord) -> bool:
@@ -130,8 +133,9 @@ def _headline(seen: RunFacts, newest: VersionRecord | None, there: int) -> str:
             lacks = "good version yet." if newest is not None else "version yet."
         return f"No engine follows this run, and it has no {lacks}" if count == 0 else f"No {lacks}"
     step = _step(seen.target, newest)
-    is_newest = newest is not None and newest.id == seen.target.id and not pulls_newer(seen.upstream, newest)
-    newest_too = ", the newest" if is_newest and silence(seen.upstream) is None else ""
+    is_newest = newest is not None and newest.id == seen.target.id and not _pulls_newer(seen, newest)
+    is_heard = seen.upstream is None or seen.upstream.silent_since is None
+    newest_too = ", the newest" if is_newest and is_heard else ""
     newest_too += ", whose files are lost" if seen.target.state is VersionState.LOST else ""
     if count == 0:
         return f"No engine follows this run; {step} is its target."
@@ -153,7 +157,7 @@ def _unfollowed(seen: RunFacts) -> list[str]:
     if seen.engines or seen.closed_at is not None:
         return []
     if seen.elsewhere is not None:
-        return [not_brought(seen.elsewhere, seen.run)]
+        return [seen.elsewhere]
     return [
         f"{how_to_bring(seen.others, seen.run, seen.closed)}; 'refitd runs close {seen.run}' says that it has ended"
     ]
@@ -164,7 +168,7 @@ def _trouble(seen: RunFacts, newest: VersionRecord | None) -> list[str]:
     found = [_group(seen, state) for state in EngineState.by_need() if state.is_in_trouble]
     found += [capitalized(shared) for e in seen.engines if (shared := host_words().shares_name(e)) is not None]
     found += [_unknown(seen), _contradictory(seen), _fought_over(seen)]
-    found += [silence(seen.upstream), disobeyed(seen.upstream)]
+    found += [None if seen.upstream is None else seen.upstream.trouble]
     judged = newest_of(version for version in seen.versions if not _may_become_good(version, seen.target))
     if judged is not None and not _was_left(seen, judged):  # an operator who rolled back from it knows what is wrong
         found.append(_trouble_with(judged, seen.target))
@@ -262,8 +266,8 @@ def _waiting(seen: RunFacts, newest: VersionRecord | None) -> list[str]:
         found.append(_rolled_back(seen.target, left, is_paused=_is_paused(seen)))
     if _is_paused(seen):
         found.append("Updates of this run are paused: no engine goes to a newer version before they are resumed")
-    held = waits_for(seen.upstream, seen.target, newest, is_paused=_is_paused(seen))
-    found += [] if held is None else [held]
+    if (up := seen.upstream) is not None and (held := up.waits_for(seen.target, newest, is_paused=_is_paused(seen))):
+        found.append(held)
     if newest is not None and newest != seen.target and _is_gone(newest):
         newest = None  # `_trouble_with` says what became of it
     if newest is not None and newest.state is VersionState.ANNOUNCED and newest.handed:
@@ -327,7 +331,7 @@ def glance_at(store: Store, targets: Targets, run: str) -> RunGlance:
             closed=store.runs.closed.keys(),
             closed_at=store.runs.closed.get(run),
             upstream=upstream,
-            elsewhere=None if any_ is None or upstream is not None else any_.name,
+            elsewhere=None if any_ is None or upstream is not None else any_.not_brought(run),
             loadable=targets.of_run(run).loadable,
             began=run in store.index.newest_ever,
             hosts={engine.id: does for engine in engines if (does := words.does(engine, store)) is not None},

@@ -14,10 +14,9 @@ from refitd.explain.present import (
     upstream_of,
 )
 from refitd.policy.contest import SAID_FOR, STOP_THE_OTHER, gives_up
-from refitd.policy.goals import passed_over, question_about
+from refitd.policy.goals import is_here, passed_over, question_about
 from refitd.policy.roster import why_unbound
 from refitd.policy.strategy import Strategy, has_given_up, released, why_waiting
-from refitd.policy.upstream import is_here, last_report, without_store
 from refitd.state.records import NOT_SENT, AttemptRecord, EngineRecord, Source, UpdateRecord
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
@@ -303,7 +302,7 @@ def _about_its_run(engine: EngineRecord, run: str, store: Store) -> Iterator[str
     if (waits := of_upstream(engine, store)) is not None:
         yield f"{waits}."
     if (word := upstream_of(store, run)) is not None:
-        yield from (*without_store(word.store_fault), *last_report(word, store.clock.monotonic()))
+        yield from (*word.about_pulls(), *word.last_report(store.clock.monotonic()))
 
 
 def _trouble(engine: EngineRecord) -> Iterator[str]:

@@ -138,6 +138,13 @@ def to_bar(versions: Sequence[VersionRecord], goal: VersionRecord) -> list[Versi
     return [version for version in versions if version.order > goal.order and not version.barred]
 
 
+def is_here(newest: VersionRecord | None, target: VersionRecord | None) -> bool:
+    """Whether a good version is here that is newer than what this host's engines should serve."""
+    if newest is None or newest.barred or newest.state is not VersionState.SEALED:
+        return False
+    return target is None or newest.order > target.order
+
+
 def passed_over(versions: Iterable[VersionRecord], target: VersionRecord | None) -> VersionRecord | None:
     """The newest good version that appeared after a later step of its generation, which is the target still; None where
     there is none. A training may have begun again, or somebody has copied an old step: only an operator knows.

@@ -2,6 +2,9 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Protocol
+
+from refitd.state.version import VersionRecord
 
 
 @dataclass(slots=True)
@@ -43,36 +46,53 @@ class InputFaults:
         self.runs_left_out = frozenset(folders)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpstreamWord:
-    """What the upstream has said last, and since when it says nothing.
+class FollowedUpstream(Protocol):
+    """What is known of the upstream that this service follows; a ring follows one. What it says has no full stop.
 
-    `name` is what sentences call it: its URL. `host` is what it calls this host.
-    `run` is the run that is followed, None where that is not known yet.
-    `silent_since` is when it was heard last (RFC 3339), "" where that was not since the start, None while it is heard.
-    `is_paused`: updates of the run are paused there. `leads`: it says what is served here.
-    `wanted` is the id of the version that this host is to serve, `elsewhere` of the one that hosts
-    are to serve which no hub leads, `pulling` of the one that is pulled now. `source`, `ahead` and `store_fault` are as
-    in `Following`. `has_ended`: it has said that the run has
-    ended, or that it has none of that name. `listed` are the ids of the versions of the run that it has named last,
-    None where it was not heard yet. `disobeyed` is why engines here do not go where it wants, or that it does not know
-    what they serve, in a sentence; None where neither is so. `reported` is when it took this host's last report
-    (monotonic seconds), None where it took none since the start.
+    Attributes:
+        name: what sentences call it.
+        run: the run that is followed; None where that is not known yet.
+        silent_since: when it was heard last, "" where that was not since the start; None while it is heard.
+        is_paused: whether updates of the run are paused there.
+        trouble: since when nothing was heard, or why engines here do not go where it wants.
     """
 
-    name: str
-    host: str = ""
-    run: str | None = None
-    silent_since: str | None = None
-    is_paused: bool = False
-    leads: bool = False
-    wanted: str | None = None
-    elsewhere: str | None = None
-    pulling: str | None = None
-    source: str = ""
-    ahead: int | None = None
-    store_fault: str | None = None
-    has_ended: bool = False
-    listed: frozenset[str] | None = None
-    disobeyed: str | None = None
-    reported: float | None = None
+    @property
+    def name(self) -> str: ...
+    @property
+    def run(self) -> str | None: ...
+    @property
+    def silent_since(self) -> str | None: ...
+    @property
+    def is_paused(self) -> bool: ...
+    @property
+    def trouble(self) -> str | None: ...
+    @property
+    def whom_it_follows(self) -> str: ...
+
+    def waits_for(
+        self, target: VersionRecord | None, newest: VersionRecord | None, *, is_paused: bool = False
+    ) -> str | None:
+        """Say what keeps a host from anything newer, or what it pulls; None where that is nothing of the upstream's.
+
+        Args:
+            target: what the engines of this host should serve now.
+            is_paused: whether updates of the run are paused on this host itself.
+        """
+        ...
+
+    def pulls_newer(self, newest: VersionRecord | None) -> bool:
+        """Whether a version is pulled that is newer than the newest that is here."""
+        ...
+
+    def not_brought(self, run: str) -> str:
+        """Say why a run that this host does not follow gets no engines here, and what to do."""
+        ...
+
+    def last_report(self, now: float) -> list[str]:
+        """Say how old the last report is that it has taken of this host."""
+        ...
+
+    def about_pulls(self) -> list[str]:
+        """Say from where this host does not pull, and why."""
+        ...

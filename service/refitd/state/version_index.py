@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, cast
 
 from refitd.engine.fingerprints import means_of
-from refitd.state.faults import UpstreamWord
+from refitd.state.faults import FollowedUpstream
 from refitd.state.records import EngineRecord, RunRecord
 from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import Order
@@ -206,7 +206,7 @@ class Runs:
     def __init__(self) -> None:
         self._known: dict[str, RunRecord] = {}
         self.followed_since: dict[str, float] = {}
-        self.upstream: UpstreamWord | None = None
+        self.upstream: FollowedUpstream | None = None
 
     @property
     def closed(self) -> dict[str, str]:
@@ -231,7 +231,7 @@ class Runs:
     def _having(self, fact: str) -> dict[str, Any]:
         return {run: found for run, record in self._known.items() if (found := getattr(record, fact))}
 
-    def set_upstream(self, word: UpstreamWord) -> None:
+    def set_upstream(self, word: FollowedUpstream) -> None:
         self.upstream = word
 
     def remember(self, record: RunRecord) -> None:

@@ -20,6 +20,7 @@ import structlog
 from refitd.policy.traffic import is_proven
 from refitd.state.observer import Notifier
 from refitd.state.store import Store
+from refitd.state.version import VersionRecord
 from refitd.update.fleet import Fleet
 from refitd.update.targets import Targets
 from refitd_client.backoff import backoff
@@ -56,6 +57,7 @@ from refitd_hosts.policy.hosts import (
     why_it_waits,
 )
 from refitd_hosts.policy.pulls import PullPlan, all_as_told, as_told, is_held_back, plan_pulls, pull_fault, why_not_good
+from refitd_hosts.policy.upstream import UpstreamWord, decided_by, decides_end, decides_pin, decides_run
 
 PULL_LOOK_SECONDS = 2.0  # between two looks at the upstream
 LISTEN_AGAIN_SECONDS = 1.0
@@ -120,6 +122,7 @@ class UpstreamFollower:
         self._trying: tuple[int, asyncio.Task[None]] | None = None
         self._tried: HostTrialResult | None = None
         self._hearing = Hearing(store.clock)
+        self._word: UpstreamWord | None = None
 
     @property
     def needs(self) -> frozenset[str]:
@@ -144,6 +147,18 @@ class UpstreamFollower:
     def is_led(self) -> bool:
         """Whether the upstream says what is served here."""
         return self._sources.upstream.leads and not self._freely
+
+    def decides_run(self, run: str) -> bool:
+        return decides_run(self._word, run)
+
+    def decides_end(self, run: str) -> bool:
+        return decides_end(self._word, run)
+
+    def decides_pin(self, version: VersionRecord) -> bool:
+        return decides_pin(self._word, version)
+
+    def decided_by(self, do: str) -> str:
+        return decided_by(self.urls[0] if self._word is None else self._word.name, do)
 
     def following(self) -> Following:
         run, store = self.run_followed or "", self._store
@@ -440,7 +455,7 @@ class UpstreamFollower:
     def _tell(self) -> None:
         """Set the fault of the upstream, or clear it, and what is known of it."""
         turn, name = self._turn, self._sources.upstream.name
-        word = self._hearing.word(
+        word = self._word = self._hearing.word(
             name,
             self.run_followed,
             self._offered,

@@ -9,9 +9,9 @@ from typing import Any
 import structlog
 
 from refitd.clock import Clock
-from refitd.state.faults import UpstreamWord
 from refitd_client.contract.follow import HostReply, HostReport
 from refitd_hosts.follow.upstream import FollowedSources, UnreachableError, UpstreamError, UpstreamRun
+from refitd_hosts.policy.upstream import UpstreamWord
 
 RESTS_SECONDS = 10.0  # between two reports
 BUSY_SECONDS = 1.0  # while something is under way, or the last report was not taken; more where the upstream says so

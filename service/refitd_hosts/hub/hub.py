@@ -1,12 +1,13 @@
 """The hosts that follow this service, as its API has them: what they report, and who speaks for them."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from itertools import chain
+from typing import Protocol
 
 from refitd.api.auth import Credentials, FollowClaim
-from refitd.api.context import Hosts, Upstreams
+from refitd.api.context import Hosts
 from refitd.clock import Clock
 from refitd.engine.address import check_engine_id
 from refitd.problem import ProblemError, Slug
@@ -49,6 +50,21 @@ class HostNames:
         return None
 
 
+class Follows(Protocol):
+    """What follows the upstreams of this service, the one that is asked now first."""
+
+    urls: Sequence[str]
+
+    @property
+    def is_led(self) -> bool:
+        """Whether a hub says when engines here go to a version."""
+        ...
+
+    def following(self) -> Following:
+        """What this service says of itself to its upstream."""
+        ...
+
+
 class Hub(Hosts):
     def __init__(self, store: Store, led: ReportedHosts | None) -> None:
         """Have heard of no host yet. `led` takes hosts as engines; None where this service leads none.
@@ -57,7 +73,7 @@ class Hub(Hosts):
         """
         self.store, self.led = store, led
         self.followers, self.names, self.sent = Followers(store.clock), HostNames(store.clock), FilesSent()
-        self.follower: Upstreams | None = None
+        self.follower: Follows | None = None
         if led is not None:
             led.is_shared = self.followers.is_shared
 

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from refitd.api.auth import FOLLOWS_BY
 from refitd.api.connection import EXTENSION
-from refitd.api.context import Service, ServiceOf, Upstreams, find_version
+from refitd.api.context import Service, ServiceOf, find_version
 from refitd.problem import ProblemError, Slug
 from refitd.root.handle import below, parts_below, root_at
 from refitd.state.store import Store
@@ -31,7 +31,7 @@ from refitd_client.contract.wire import Page
 from refitd_client.files.plain_file import open_plain, read_at
 from refitd_client.validation.foreign import kept_manifest
 from refitd_hosts.hub.followers import LEASE_SECONDS, SupersededError, TooManyFollowersError
-from refitd_hosts.hub.hub import Hub
+from refitd_hosts.hub.hub import Follows, Hub
 from refitd_hosts.hub.reported import NameTakenError
 from refitd_hosts.policy.hosts import stands_of
 
@@ -220,7 +220,7 @@ async def report(
     return take_report(name, report, hub)
 
 
-def _why_it_leads_none(follower: Upstreams, report: HostReport, upstream: str) -> str:
+def _why_it_leads_none(follower: Follows, report: HostReport, upstream: str) -> str:
     """Why a host that is led takes no reports. It would say later what its own hub says, and two hosts that follow
     each other would wait for each other for ever.
     """

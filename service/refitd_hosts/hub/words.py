@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from refitd.explain.hosts import HostWords
-from refitd.policy.upstream import without_store
 from refitd.state.records import AttemptRecord, EngineRecord
 from refitd.state.store import Store
 from refitd.text import capitalized
@@ -11,6 +10,7 @@ from refitd.update.targets import Targets
 from refitd_client.contract.follow import HostEngine
 from refitd_client.contract.states import EngineState
 from refitd_hosts.policy.hosts import what_it_does, why_unknown
+from refitd_hosts.policy.upstream import without_store
 
 
 class Words(HostWords):

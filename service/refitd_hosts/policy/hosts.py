@@ -17,7 +17,6 @@ from hashlib import blake2b
 
 from refitd.engine.fingerprints import ANSWERED, BY_HOST, names_of_means
 from refitd.policy.traffic import is_proven
-from refitd.policy.upstream import hosts_before
 from refitd.state.records import EngineRecord, HostLead, UpdateRecord
 from refitd.state.version import VersionRecord
 from refitd.text import size_of
@@ -34,6 +33,7 @@ from refitd_client.contract.naming import parse_version_id, version_id
 from refitd_client.contract.states import EngineState, VersionState
 from refitd_client.contract.stores import is_bucket_url
 from refitd_hosts.policy.pulls import PullableVersion
+from refitd_hosts.policy.upstream import hosts_before
 
 _FAILED = frozenset({"NACK", "TAINTED"})
 _LONGEST = 300  # characters of a reason

@@ -6,8 +6,8 @@ import msgspec
 
 from refitd.api.overview import Fragments
 from refitd.explain.present import present_engine
-from refitd.state.faults import UpstreamWord
 from refitd_client.contract.wire import Engine
+from refitd_hosts.policy.upstream import UpstreamWord
 from support.services import serving
 
 NAMES = ("a", "b", "c")

@@ -7,13 +7,12 @@ import pytest
 from refitd.clock import SystemClock
 from refitd.explain.run import RunFacts, glance
 from refitd.policy.strategy import Strategy
-from refitd.policy.upstream import decided_by, decides_end, decides_pin, decides_run
-from refitd.state.faults import UpstreamWord
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
 from refitd_client.contract.naming import Order
 from refitd_hosts.follow.reporting import Hearing
 from refitd_hosts.follow.upstream import UpstreamRun, UpstreamVersion
+from refitd_hosts.policy.upstream import UpstreamWord, decided_by, decides_end, decides_pin, decides_run
 from support.records import engine, version
 
 HUB = "http://hub:8700"
@@ -82,7 +81,9 @@ def test_a_refusal_names_the_upstream_and_for_a_store_who_can_do_it() -> None:
 def test_a_run_that_the_host_does_not_follow_is_not_said_to_want_its_engines() -> None:
     held = engine("a", run="run")
     facts: dict[str, Any] = {"run": "mine", "target": None, "versions": [version(1, run="mine")], "engines": []}
-    found = glance(RunFacts(**facts, update=None, strategy=Strategy(), others=[held], elsewhere=HUB))
+    found = glance(
+        RunFacts(**facts, update=None, strategy=Strategy(), others=[held], elsewhere=word().not_brought("mine"))
+    )
     assert found.reasons == [
         f"This service follows {HUB}, which decides where engines go: none is brought to mine here. Publish it there; "
         "'refitd runs close mine' says here that it has ended"

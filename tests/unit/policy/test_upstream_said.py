@@ -7,10 +7,9 @@ import pytest
 
 from refitd.explain.run import RunFacts, glance
 from refitd.policy.strategy import Strategy
-from refitd.policy.upstream import last_report, silence, waits_for
-from refitd.state.faults import UpstreamWord
 from refitd_client.contract.states import EngineState, Standing, VersionState
 from refitd_client.contract.wire import RunGlance
+from refitd_hosts.policy.upstream import UpstreamWord
 from support.records import engine, version
 
 HUB = "http://hub:8700"
@@ -84,14 +83,13 @@ def test_a_host_that_pulls_something_newer_is_not_current() -> None:
 def test_what_was_rolled_back_from_is_not_waited_for() -> None:
     word = UpstreamWord(name=HUB, run="run", leads=True)
     for newest in (version(2, barred=True), version(2, state=VersionState.REJECTED)):
-        assert waits_for(word, ONE, newest) is None
-    assert silence(None) is waits_for(None, ONE, TWO) is None
+        assert word.waits_for(ONE, newest) is None
 
 
 def test_what_waits_on_a_host_for_its_own_pause_and_what_waits_for_its_hub_are_told_apart() -> None:
     def why(wanted: int, *, is_paused: bool, leads: bool = True) -> str | None:
         word = UpstreamWord(name=HUB, run="run", wanted=version(wanted).id, leads=leads)
-        return waits_for(word, ONE, TWO, is_paused=is_paused)
+        return word.waits_for(ONE, TWO, is_paused=is_paused)
 
     resumed = "Step 2 is here and good: engines load it when updates are resumed here (refitd resume run)"
     assert why(2, is_paused=True) == resumed
@@ -102,6 +100,6 @@ def test_what_waits_on_a_host_for_its_own_pause_and_what_waits_for_its_hub_are_t
 
 def test_a_host_says_how_old_its_last_report_is_that_its_hub_has_taken() -> None:
     never = UpstreamWord(name=HUB, run="run")
-    assert last_report(never, 9.0) == [f"{HUB} has taken no report of this host since this service started."]
-    assert last_report(replace(never, reported=5.2), 9.0) == [f"{HUB} took the last report of this host 4 s ago."]
-    assert last_report(replace(never, name="s3://bucket/run"), 9.0) == last_report(None, 9.0) == []
+    assert never.last_report(9.0) == [f"{HUB} has taken no report of this host since this service started."]
+    assert replace(never, reported=5.2).last_report(9.0) == [f"{HUB} took the last report of this host 4 s ago."]
+    assert replace(never, name="s3://bucket/run").last_report(9.0) == []

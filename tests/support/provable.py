@@ -1,5 +1,6 @@
 """Versions with fingerprints that a rank's prover reads, good ones and damaged ones."""
 
+import os
 from pathlib import Path
 
 import torch
@@ -38,8 +39,11 @@ def damage(source: VersionSource, name: str) -> None:
     """Flip a bit of a tensor in its file, in a way that leaves no trace but the byte."""
     file, header = next((file, header) for file, header in source.structure.headers.items() if name in header.tensors)
     place = header.data_start + header.tensors[name].start
-    with (source.place.folder / file).open("r+b") as opened:
+    path = source.place.folder / file
+    times = path.stat()
+    with path.open("r+b") as opened:
         opened.seek(place)
         byte = opened.read(1)[0]
         opened.seek(place)
         opened.write(bytes([byte ^ 1]))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))

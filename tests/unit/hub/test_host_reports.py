@@ -106,7 +106,7 @@ async def test_a_hub_says_of_what_is_announced_past_the_sdk_that_hosts_have_some
     tmp_path: Path,
 ) -> None:
     """Its root was emptied, and a script announces step 9 again, by a name of the first generation."""
-    async with serving(tmp_path) as stage:
+    async with serving(tmp_path, scan_interval=3600.0) as stage:  # else a scan may find the folder before the notice
         told = {"serves": "run~v000003.g7", "ordered": "run~v000003.g7"}
         assert (await stage.http.put("/v1/hosts/one", json=report(told=told))).status_code == 200
         for step, path in ((9, "run/v000009"), (4, "run/v000004.g7")):

@@ -27,19 +27,18 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from refitd_client.contract.naming import Order, whole_step
 from refitd_client.contract.stores import is_bucket_url, require_folder
-from refitd_client.errors import PublishError, RefitError
+from refitd_client.errors import PublishError, RefitError, TransportRefusedError
 from refitd_client.files.durable import Mappings
 from refitd_client.http.connection import connect_to
 from refitd_client.http.publisher_client import ReceiversQuery, newest_known
 from refitd_client.parts import part
 from refitd_client.publish.attempt import PublishAttempt, PublishCall, PublisherContext
-from refitd_client.publish.options import Block, DurabilityPolicy, PublishOptions, Sharded
-from refitd_client.publish.ports import ObjectStore, deltas_of
+from refitd_client.publish.options import ALL, Block, DurabilityPolicy, PublishOptions, Sharded
+from refitd_client.publish.ports import MemoryWay, ObjectStore, PublishRoute, deltas_of
 from refitd_client.publish.publication import Background, Handed, PendingPublication, Publication, Turn
-from refitd_client.publish.route import route_of
 from refitd_client.publish.run_folder import RunFolder
 from refitd_client.publish.tracing import PublishTrace
-from refitd_client.ways import Transport
+from refitd_client.ways import BY_FILES, Choice, Transport
 from refitd_client.write.content import WeightsReader, casts_for, fp8_blocks
 from refitd_client.write.version_folder import Progress
 
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("refitd_client")
 DUE = "the files of what was handed over before were never written: these come first"
 """Why a hand-over is not made."""
+_NO_MEMORY = "this installation of refitd brings no version from a trainer's memory"
 
 
 class WeightPublisher:
@@ -412,3 +412,38 @@ def store_at(root: str | os.PathLike[str], service_url: str | None, keep: int) -
     if (open_store := part("stores")) is None:
         raise PublishError("this installation of refitd publishes into folders alone, and into no object store")
     return open_store(text)
+
+
+def route_of(
+    transport: Transport,
+    weights: Any,
+    memory: MemoryWay | None,
+    receivers: ReceiversQuery | None,
+    durable: DurabilityPolicy = ALL,
+) -> PublishRoute:
+    """Decide how a publication goes.
+
+    Args:
+        memory: None in a tree without the ring.
+        receivers: asks the service who can receive; None where there is none to ask.
+
+    Raises:
+        TransportRefusedError: what is asked for cannot work between this trainer and these engines.
+        ValueError: there is no service to ask.
+    """
+    if transport in BY_FILES:
+        return PublishRoute(choice=Choice(transport=transport, why="the trainer asks for it"))
+    if receivers is None:
+        raise ValueError(f"transport={transport!r} needs the service_url of the service that has the engines")
+    if memory is None:
+        if transport != "auto":
+            raise TransportRefusedError(f"transport={transport!r} cannot work: {_NO_MEMORY}")
+        return PublishRoute(choice=Choice(transport="delta", why=f"files go everywhere ({_NO_MEMORY})"))
+    route = memory.route(transport, weights, receivers)
+    if route.instead != receivers.connection.reach.told:
+        receivers.connection.reach.told = route.instead
+        if route.instead is not None:  # once, and again when it changes: a step would say what the one before has said
+            _log.warning("the version goes by its files: %s", route.instead)
+    if route.handover or route.instead is not None or durable.is_always:
+        return route
+    return replace(route, instead=f"all versions get files, whatever durable={durable.text!r} says: {route.choice.why}")

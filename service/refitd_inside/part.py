@@ -1,4 +1,4 @@
-"""What ring 1 registers."""
+"""What rings 1 and 2 register."""
 
 from refitd.parts import Part
 

@@ -10,13 +10,11 @@ TREE = TESTS.parent
 PRODUCT = {
     "client/refitd_client": None,
     "service/refitd": None,
-    "service/refitd_console": "console",
     "service/refitd_doctor": "diagnose",
     "service/refitd_embedded": "embedded",
     "service/refitd_front": None,
     "service/refitd_hosts": None,
     "service/refitd_inside": None,
-    "service/refitd_memory": "memory",
     "service/refitd_plan": "plan",
     "service/refitd_plugin": "plugin",
     "service/refitd_sglang": "sglang",

@@ -85,6 +85,9 @@ _OF_THE_CORE: Mapping[str, CommandLine] = {
         is_first=True,
         words=("info", "health", "ps", "update", "updates"),
     ),
+    "top": CommandLine(
+        _LOOK, "refitd.cli.top", "Watch engines and versions, live.", words=("watch", "monitor", "dashboard")
+    ),
     "versions": CommandLine(
         _LOOK, "refitd.cli.versions", "List versions, newest first.", words=("ls", "list", "checkpoints", "models")
     ),

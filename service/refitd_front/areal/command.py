@@ -77,9 +77,8 @@ def areal(
         tokens = _tokens(facade_token_file, host)
         # Here, because only this command needs so much of the service.
         from refitd.observe.logs import configure_logs
-        from refitd_front.areal.facade import Facade
+        from refitd_front.areal.facade import Facade, allow_many_connections, serve_facades
         from refitd_front.areal.group_calls import GroupCalls, spool_of
-        from refitd_front.areal.serve import allow_many_connections, serve_facades
         from refitd_front.areal.updates import Updates
 
         configure_logs("json" if json else "auto")

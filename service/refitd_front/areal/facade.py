@@ -25,8 +25,10 @@ Requests have a plain path, are within the limits and, where the facade has a to
 
 import asyncio
 import re
-from collections.abc import Mapping
-from contextlib import AsyncExitStack, suppress
+import resource
+import signal
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AsyncExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +43,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from refitd.api import auth
+from refitd.api.connection import ConnectionSlots, Patience
 from refitd.api.errors import answer
 from refitd.api.limits import RequestLimit
+from refitd.api.server import BoundedServer
 from refitd.engine.http import Key, KeyRefusedError
 from refitd.memory import BodyMemory
 from refitd.problem import ProblemError, Slug
@@ -78,6 +82,10 @@ REFUSED: Mapping[str, str] = {
         "and leave scheduling_strategy at separation",
     ),
 }
+CLOSE_SECONDS = 5
+# A trainer has a connection for each rollout.
+PATIENCE = Patience(slots=ConnectionSlots(all=2048, peer=1024, health=16))
+Say = Callable[[str, str], None]
 HEALTH = frozenset({"/health", "/ping"})  # orchestrators ask these, without a token
 DRAIN_SECONDS = 30.0
 PAUSE_AGAIN_SECONDS = 0.5
@@ -324,3 +332,52 @@ class PlainPath:
             await answer(problem, scope)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
+
+
+class _Server(BoundedServer):
+    close_seconds = CLOSE_SECONDS
+
+    def __init__(self, engine: str, app: Starlette, host: str, port: int, say: Say) -> None:
+        super().__init__(app, host, port, patience=PATIENCE, health=HEALTH)
+        self._engine = engine
+        self._say = say
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+    def listens(self, url: str) -> None:
+        self._say(self._engine, url)
+
+
+def allow_many_connections() -> None:
+    """Raise the limit of file descriptors as far as the system allows: each request needs two."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+async def serve_facades(
+    facades: Mapping[str, tuple[Facade, int]], host: str, updates: Updates, groups: GroupCalls, say: Say
+) -> None:
+    """Serve each engine's facade on its port, until SIGTERM or SIGINT. Updates and groups are closed at the end.
+
+    Args:
+        facades: by the engine's URL, with the facade's port.
+        say: is called with the engine and the facade's URL for each facade that listens.
+    """
+    servers = [_Server(engine, facade.app(), host, port, say) for engine, (facade, port) in facades.items()]
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    try:
+        async with asyncio.TaskGroup() as group:
+            running = [group.create_task(server.serve()) for server in servers]
+            await stop.wait()
+            for server in servers:
+                server.should_exit = True
+            await asyncio.gather(*running)
+    finally:
+        await groups.aclose()
+        updates.close()
+        for facade, _ in facades.values():
+            await facade.aclose()

@@ -1,7 +1,7 @@
 """Pulls a version from an upstream into the root: once, in parallel parts, through the same staging as a publisher.
 
     manifest    parsed, and held against the version's digest; it has to come alike twice
-    here        what an earlier pull left (`resuming.py`): a file whose digest is right is not pulled again
+    here        what an earlier pull left (`take_up`): a file whose digest is right is not pulled again
     parts       of 16 MiB, several at a time
     digests     of each block as it arrives; joined they must be the file's digest in the manifest. A file that is wrong
                 is pulled once more; where it is wrong again the pull fails
@@ -9,12 +9,19 @@
 
 A break loses the parts that were under way, and a kill the files. A pull that was cancelled or lost its upstream leaves
 its files for the next, until that is given up (`keep_only`); one that failed otherwise leaves nothing.
+
+What a pull leaves on disk lies in `<root>/<run>/.incoming-v000123-<digest of the manifest>/`, its lock beside the
+files. No byte in it is believed: the next pull digests each file that has its size, and pulls it again where it has
+another digest than the manifest says. So nothing has to be written down or synced.
 """
 
 import asyncio
 import contextlib
+import os
+import stat
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,13 +40,13 @@ from refitd_client.contract.manifest import (
     joined,
     parse_manifest,
 )
-from refitd_client.contract.naming import MANIFEST_NAME, Order, pull_folder, version_id
+from refitd_client.contract.naming import MANIFEST_NAME, STAGING_LOCK, Order, pull_folder, pulled_into, version_id
 from refitd_client.errors import RefitError
 from refitd_client.files import durable
-from refitd_client.files.plain_file import LockHeldError, read_plain
+from refitd_client.files.durable import STAT_BLOCK
+from refitd_client.files.plain_file import LOCK_PATIENCE, FileLock, LockHeldError, read_plain
 from refitd_client.publish.run_folder import RunFolder
 from refitd_client.write.version_folder import Laps, Meter, StagedShard, Staging, staged
-from refitd_hosts.follow.resuming import drop_others, lacking, take_up
 from refitd_hosts.follow.upstream import DamagedError, FilePart, Sources, StoreError, UnreachableError, WrongError
 
 PARTS = 4  # that are under way at a time
@@ -326,3 +333,95 @@ class Transfer:
             )
         file.is_again, file.digests = True, [None] * len(digests)
         return range(len(digests))
+
+
+def take_up(folder: Path, sizes: Mapping[str, int]) -> FileLock | None:
+    """Go on in the folder that an earlier pull left, with the files that may be of these names and sizes. Blocks.
+
+    Returns its held lock; None where there is no such folder, or something else lies there, which is removed. Folders
+    of other contents under the version's name are removed too. An OSError or LockHeldError says why it cannot be had.
+    """
+    for other in folder.parent.iterdir():
+        if other != folder and pulled_into(other.name) == pulled_into(folder.name):
+            _removed(other)
+    try:
+        lock = _locked(folder)
+    except FileNotFoundError:
+        return None
+    try:
+        _clear(folder, sizes)
+    except BaseException as error:
+        try:
+            if not isinstance(error, OSError):
+                raise
+            durable.remove_folder(folder)
+        finally:
+            lock.release()
+        return None
+    return lock
+
+
+def lacking(folder: Path, sizes: Mapping[str, int]) -> int:
+    """The bytes that files of these sizes still need on the file system of the folder that they are written in."""
+    there = 0
+    for name, size in sizes.items():
+        with suppress(OSError):
+            there += min(size, (folder / name).lstat().st_blocks * STAT_BLOCK)
+    return sum(sizes.values()) - there
+
+
+def drop_others(root: Path, run: str, wanted: Collection[str]) -> tuple[list[str], list[str]]:
+    """Remove what earlier pulls of a run left of other versions than `wanted` (ids). Blocks. Returns the ids of the
+    versions of which all was removed, and of those of which something could not be removed now.
+    """
+    dropped: list[str] = []
+    left: list[str] = []
+    with suppress(FileNotFoundError):
+        for folder in list((root / run).iterdir()):
+            order = pulled_into(folder.name)
+            if order is not None and (version := version_id(run, order)) not in wanted:
+                (dropped if _removed(folder) else left).append(version)
+    return dropped, left
+
+
+def _locked(folder: Path) -> FileLock:
+    """The lock of a folder that a pull left, held. The folder is there: one that the collector takes goes under it."""
+    if not stat.S_ISDIR(folder.lstat().st_mode):
+        raise NotADirectoryError(f"{folder} is no folder")
+    lock = FileLock(folder / STAGING_LOCK, patience=LOCK_PATIENCE)
+    try:
+        folder.lstat()
+    except OSError:
+        lock.release()
+        raise
+    return lock
+
+
+def _clear(folder: Path, sizes: Mapping[str, int]) -> None:
+    """Remove what is no file of these names and sizes that this user alone has written. An OSError says that something
+    there cannot be removed, as a folder.
+    """
+    device = folder.lstat().st_dev
+    for name in os.listdir(folder):
+        status = (folder / name).lstat()
+        fits = stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and status.st_dev == device
+        fits = fits and status.st_size == sizes.get(name) and os.access(folder / name, os.R_OK | os.W_OK)
+        if name != STAGING_LOCK and not fits:
+            durable.remove_file(folder / name)
+
+
+def _removed(folder: Path) -> bool:
+    """Remove a folder that a pull left; whether it is gone."""
+    try:
+        lock = _locked(folder)
+    except FileNotFoundError:
+        return True
+    except (OSError, LockHeldError):
+        return False
+    try:
+        durable.remove_folder(folder)
+    except OSError:
+        return False
+    finally:
+        lock.release()
+    return True

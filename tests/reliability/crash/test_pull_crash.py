@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from refitd_client.contract import manifest
-from refitd_hosts.follow import puller, resuming
+from refitd_hosts.follow import puller
 from support import killed_pulls
 from support.checkpoints import publish, tensors
 from support.killed_pulls import FolderSource, pull, small_blocks
@@ -88,5 +88,5 @@ def test_what_was_pulled_of_a_version_goes_when_it_is_not_wanted_any_more(tmp_pa
             assert leftovers(root / "run") == []
             assert content(root / "run" / "v000001") == content(hub / root.name / "run" / "v000001")
         else:
-            resuming.drop_others(root, "run", ())
+            puller.drop_others(root, "run", ())
             assert leftovers(root / "run") == []

@@ -12,7 +12,7 @@ from refitd_client.http.connection import Connection
 from refitd_client.http.publisher_client import ReceiversQuery
 from refitd_client.publish.options import DurabilityPolicy
 from refitd_client.publish.ports import PublishRoute
-from refitd_client.publish.route import route_of
+from refitd_client.publisher import route_of
 from refitd_client.transport.handover import TrainerMemory
 from refitd_client.transport.memory import boot_id, host_name
 from refitd_client.ways import Transport

@@ -1,1 +1,0 @@
-"""Ring 4: what people look at: `refitd top`."""

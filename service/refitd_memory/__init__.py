@@ -1,1 +1,0 @@
-"""Ring 2: the service's side of ways without files."""

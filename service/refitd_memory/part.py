@@ -1,5 +1,0 @@
-"""What ring 2 registers."""
-
-from refitd.parts import Part
-
-PART = Part(compose="refitd_memory.secret:compose")

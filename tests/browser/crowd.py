@@ -12,6 +12,8 @@ from playwright.async_api import Page, expect
 
 from refitd.api.api import build_api
 from refitd.api.context import Service
+from refitd.catalog.files import DiskFiles
+from refitd.catalog.intake import Intake
 from refitd.clock import SystemClock
 from refitd.policy.lines import KeptKind
 from refitd.settings import Settings
@@ -68,7 +70,8 @@ async def crowd(tmp_path: Path) -> AsyncIterator[tuple[FastAPI, Store]]:
     store = Store(journal, SystemClock())
     targets = Targets(store)
     _fill(store)
-    parts: dict[str, Any] = {"intake": None, "fleet": None, "sweeper": _Plan(store)}
+    intake = Intake(store, targets, DiskFiles(tmp_path), tmp_path, lambda *_: None)
+    parts: dict[str, Any] = {"intake": intake, "fleet": None, "sweeper": _Plan(store)}
     service = Service(values=Settings(root=tmp_path).api_values, store=store, targets=targets, **parts)
     async with asyncio.TaskGroup() as group:
         writing = group.create_task(journal.run())

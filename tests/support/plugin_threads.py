@@ -34,6 +34,8 @@ def ending_plugin_threads() -> Generator[None]:
             case "refitd-channel":
                 _close(owner)
                 thread.join(_SECONDS)
+            case "refitd-following":
+                owner._look = lambda: True  # there is nothing to wait for any more
             case "refitd-ipc-watch":
                 owner._turn = _never
             case "refitd-deadline":

@@ -1,5 +1,7 @@
 """A version that is taken from a trainer's memory, on a rank with SGLang's own flow and no server."""
 
+import shutil
+import time
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -20,7 +22,7 @@ from refitd_client.transport.offer import DevicePlace, OfferedTensor, OfferLayou
 from refitd_client.transport.offer_file import ExportedTensors, make_secret
 from refitd_plugin.memory import offered
 from refitd_plugin.memory.imported import IpcHandleCache, OpenedMemory
-from refitd_plugin.memory.offered import OfferedVersion, memory_of, structure_of
+from refitd_plugin.memory.offered import OfferedMemory, OfferedVersion, memory_of, structure_of
 from refitd_plugin.memory.source import SourceRefusedError, VersionPlace, reference_in
 from support.exporting import exporting, fill, offer_of, shared
 from support.mini_sglang import tiny_weights
@@ -293,6 +295,28 @@ def test_a_secret_that_was_replaced_is_not_accepted_any_more(root: Path, startup
         make_secret(root)
         with pytest.raises(SourceRefusedError, match="not made with this root's secret"):
             prepare(rank, root, exported)
+
+
+def test_files_that_follow_are_opened_without_being_asked_for(
+    root: Path, startup: Path, trainer: SharedTensors
+) -> None:
+    """The next prepare does not wait for it, and a folder that is deleted then can still be put back."""
+    rank = Rank(startup)
+    with exporting(root, 5, trainer) as exported:
+        take(rank, root, exported)
+    folder = version(root, 5)
+    deadline = time.monotonic() + 30
+    while isinstance(rank.engine.restore_point.served_state.source, OfferedMemory):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    shutil.rmtree(folder)
+    fill(trainer, tiny_weights(6))
+    with exporting(root, 6, trainer) as exported:
+        prepare(rank, root, exported, 6)
+        Breaking(rank.model, 3)
+        rank.engine.loading.plan = None
+        assert rank.answer(root / "run" / "v000006").outcome is UpdateOutcome.RESTORED
+    assert rank.holds(5)
 
 
 def on_gpus(plan: Any, place: str, monkeypatch: pytest.MonkeyPatch) -> OfferedVersion:

@@ -35,7 +35,7 @@ def ending_plugin_threads() -> Generator[None]:
                 _close(owner)
                 thread.join(_SECONDS)
             case "refitd-following":
-                owner._look = lambda: True  # there is nothing to wait for any more
+                owner.fall_back_on_files = lambda: True  # there is nothing to wait for any more
             case "refitd-ipc-watch":
                 owner._turn = _never
             case "refitd-deadline":

@@ -46,7 +46,7 @@ from refitd_client.write.plan import changes_not_finite
 from refitd_client.write.version_folder import Staging
 
 _NOTHING_BEFORE = "nothing to compare with: "
-_FIRST = f"{_NOTHING_BEFORE}the publisher's first version, or its first after one without delta='auto'"
+_FIRST = f"{_NOTHING_BEFORE}the publisher's first version, or its first after one without transport='delta'"
 _AFTER_FOLDER = f"{_NOTHING_BEFORE}the version before it was made of a folder"
 _AFTER_FAILURE = f"{_NOTHING_BEFORE}the publication before it failed"
 

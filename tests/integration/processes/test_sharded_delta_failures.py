@@ -25,7 +25,7 @@ from support.inside import in_rank
 from support.ranks import attempted, run_ranks
 from support.sharded_deltas import bases, train
 
-FIRST = "nothing to compare with: the publisher's first version, or its first after one without delta='auto'"
+FIRST = "nothing to compare with: the publisher's first version, or its first after one without transport='delta'"
 AFTER_FAILURE = "nothing to compare with: the publication before it failed"
 RULES = DeltaRules(threshold=0.3)
 

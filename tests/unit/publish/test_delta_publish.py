@@ -25,7 +25,7 @@ from refitd_client.fingerprint import fingerprints, to_text
 from refitd_client.publish.options import DeltaRules
 from support.stand_in_service import StandIn, make_engine, stand_in
 
-FIRST = "nothing to compare with: the publisher's first version, or its first after one without delta='auto'"
+FIRST = "nothing to compare with: the publisher's first version, or its first after one without transport='delta'"
 AFTER_FAILURE = "nothing to compare with: the publication before it failed"
 
 

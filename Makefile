@@ -113,7 +113,7 @@ lowest: $(READY) ## run a service with the lowest versions that pyproject.toml t
 	@tests/lowest/install .venv-lowest
 	@REFITD_LOWEST_VENV=.venv-lowest $(BIN)/python -m pytest tests/lowest $(ARGS)
 
-areal: $(READY) ## run the released AReaL's own client against a facade (1.7 GB the first time)
+areal: $(READY) ## run the released AReaL's own client against a front (1.7 GB the first time)
 	@tests/areal/install .venv-areal
 	@REFITD_AREAL_VENV=.venv-areal $(BIN)/python -m pytest tests/e2e -m areal $(ARGS)
 

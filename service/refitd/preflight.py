@@ -99,7 +99,7 @@ def _base_model(settings: Settings) -> str | None:
 _OURS_BEGIN = "REFITD_"
 _ELSEWHERE = re.compile(
     "REFITD_(URL|SPOOL"  # the SDK and the commands
-    "|FACADE_TOKEN(_FILE)?"  # refitd areal
+    "|FRONT_TOKEN(_FILE)?"  # refitd front
     "|(SGLANG|VLLM)(_[A-Z]+)?"  # refitd's plugin in an engine, and tests of it, without what is nearly one of them
     "|DATA|MODEL|DOCS_URL|JOB_(ENGINES|TOKEN)"  # docker-compose.yml and deploy/
     "|([A-Z0-9_]+_)?(SERVICE_(HOST|PORT)(_.*)?|PORT(_[0-9]+_.*)?))"  # Kubernetes, of services whose names begin so

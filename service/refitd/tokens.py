@@ -104,8 +104,8 @@ _known = lru_cache(maxsize=2 * MAX_HOSTS)(digest_of)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FacadeTokens:
-    """Where the tokens that open a facade come from. With neither, a facade is open to all that reach it."""
+class FrontTokens:
+    """Where the tokens that open the front come from. With neither, it is open to all that reach it."""
 
     file: Path | None = None
     secret: SecretStr | None = None
@@ -116,5 +116,5 @@ class FacadeTokens:
 
     def read(self) -> Tokens:
         """The tokens, which open what only looks as well."""
-        tokens = tokens_from("facade_token", self.secret, self.file)
+        tokens = tokens_from("front_token", self.secret, self.file)
         return Tokens(write=tokens, read=tokens)

@@ -3,5 +3,12 @@
 from refitd.parts import CommandLine, Part
 
 PART = Part(
-    commands={"areal": CommandLine("Run it", "refitd_front.areal.command", "Stand between AReaL and its engines.")}
+    commands={
+        "front": CommandLine(
+            "Run it",
+            "refitd_front.command",
+            "Stand between a trainer and its engines, in their protocol.",
+            words=("areal", "facade", "gateway"),
+        )
+    }
 )

@@ -74,7 +74,7 @@ def plan(
         gpus: the GPUs of a node, with their UUIDs, in place of what the driver says.
         shared_files: whether trainer and engines see the same root.
         plugin: whether refitd is installed in the engines' environment; else whether this one has both.
-        areal: the trainer is AReaL, which hands refitd the folders that it has written (`refitd areal`).
+        areal: the trainer is AReaL, which hands refitd the folders that it has written (`refitd front`).
         model: a model's folder, or its configuration. Without it no memory is planned.
         settings: of trainer and engine: the fields of `refitd_plan.job.JobSettings`.
 

@@ -189,7 +189,7 @@ _PULLED = (
     "the engines do not see the trainer's files: a service on their host pulls the versions ('refitd serve --follow', "
     "docs/many-hosts.md), from the trainer's host or from an object store"
 )
-_XCCL = "AReaL's own broadcasts (weight_update_mode: xccl) become versions by 'refitd areal' (docs/areal.md)"
+_XCCL = "AReaL's own broadcasts (weight_update_mode: xccl) become versions by 'refitd front' (docs/areal.md)"
 
 
 def advice(transport: Transport, now: Situation) -> tuple[str, ...]:

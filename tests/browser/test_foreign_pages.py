@@ -1,5 +1,5 @@
 """Pages of other sites in a real Chromium: of a site whose name leads to this machine (DNS rebinding), and of one that
-sends requests across sites. They read and change nothing, neither at the service nor at a facade for AReaL.
+sends requests across sites. They read and change nothing, neither at the service nor at a front for AReaL.
 """
 
 import json
@@ -11,11 +11,8 @@ import httpx
 import pytest
 from playwright.async_api import Browser, Page
 
-from refitd.tokens import FacadeTokens
-from refitd_front.areal.facade import Facade
-from refitd_front.areal.group_calls import GroupCalls
-from refitd_front.areal.updates import Updates
 from support.attackers import listening
+from support.front_app import front_of
 from support.scripted_server import Server, answer, serve
 from support.scripted_server import page as html
 from support.services import Stage, serving
@@ -31,7 +28,7 @@ CHANGES = {
     "/v1/runs": {"run": "run", "closed": True},
     "/v1/reclaim": {},
 }
-AT_A_FACADE = [
+AT_THE_FRONT = [
     "/generate",
     "/pause_generation",
     "/update_weights_from_disk",
@@ -52,23 +49,15 @@ READ = "async url => { try { return await (await fetch(url)).text() } catch (err
 
 
 @asynccontextmanager
-async def facade_of(engine: Server, folder: Path) -> AsyncIterator[int]:
-    """The port of a facade for this engine."""
-    updates = Updates(folder, "exp/trial", "http://127.0.0.1:9", checkpoints=folder, timeout=1.0, token_file=None)
-    facade = Facade(
-        engine.url,
-        updates,
-        GroupCalls(updates, folder / "spool"),
-        api_key=None,
-        admin_key=None,
-        tokens=FacadeTokens(),
-    )
+async def fronting(engine: Server, folder: Path) -> AsyncIterator[int]:
+    """The port of a front for this engine."""
+    front, versions, _ = front_of(engine.url, folder)
     try:
-        async with listening(facade.app()) as server:
+        async with listening(front.app()) as server:
             yield server.port
     finally:
-        await facade.aclose()
-        updates.close()
+        await front.aclose()
+        versions.close()
 
 
 async def asked(page: Page, path: str, body: object = None) -> int:
@@ -116,17 +105,17 @@ async def test_a_page_whose_name_leads_to_the_service_reads_and_changes_nothing(
         assert known(stage) == before
 
 
-async def test_a_page_whose_name_leads_to_a_facade_does_not_reach_the_engine(browser: Browser, tmp_path: Path) -> None:
+async def test_a_page_whose_name_leads_to_a_front_does_not_reach_the_engine(browser: Browser, tmp_path: Path) -> None:
     page = await browser.new_page()
     with serve(answer(200, {"text": "ok"})) as engine:
-        async with facade_of(engine, tmp_path) as port:
+        async with fronting(engine, tmp_path) as port:
             await page.goto(f"http://127.0.0.1:{port}/model_info")
             assert await asked(page, "/model_info") == 200
             engine.seen.clear()
             await page.goto(f"http://evil.test:{port}/health")
             for path in ("/model_info", "/v1/models"):
                 assert await asked(page, path) == 403, path
-            for path in AT_A_FACADE:
+            for path in AT_THE_FRONT:
                 assert await asked(page, path, {}) == 403, path
             assert [seen.path for seen in engine.seen if seen.path != "/health"] == []
 
@@ -138,15 +127,15 @@ async def test_what_a_page_of_another_site_posts_does_not_reach_the_engine(
     """Neither by a script nor by a form. A page of another port of this machine is of another site, too."""
     page = await browser.new_page()
     with serve(answer(200, {"text": "ok"})) as engine, serve(html(200)) as other:
-        async with facade_of(engine, tmp_path) as port, httpx.AsyncClient(trust_env=False) as client:
-            site, facade = other.url.replace("127.0.0.1", name), f"http://127.0.0.1:{port}"
+        async with fronting(engine, tmp_path) as port, httpx.AsyncClient(trust_env=False) as client:
+            site, front = other.url.replace("127.0.0.1", name), f"http://127.0.0.1:{port}"
             await page.goto(site)
-            for path in AT_A_FACADE:
-                assert await posted(page, facade + path, {}) == 403, path
-                assert await posted_by_form(page, facade + path) == 403, path
+            for path in AT_THE_FRONT:
+                assert await posted(page, front + path, {}) == 403, path
+                assert await posted_by_form(page, front + path) == 403, path
                 await page.goto(site)
             assert engine.seen == []
-            assert (await client.post(f"{facade}/generate", json={})).status_code == 200
+            assert (await client.post(f"{front}/generate", json={})).status_code == 200
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -189,9 +189,9 @@ def test_the_commands_of_a_page_do_what_it_says(
     page: Path, model: Path, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     given, blocks = GIVENS.get(name_of(page), Given()), runnable(page)
-    service, facade, other, third, *own = free_ports(7)
+    service, front, other, third, *own = free_ports(7)
     engine = own[0] if name_of(page) in START_THEIR_OWN else request.getfixturevalue("engines").port
-    ports = {"8700": service, "8701": other, "8702": third, "31000": facade, "31001": other}
+    ports = {"8700": service, "8701": other, "8702": third, "31000": front, "31001": other}
     ports |= {str(30000 + number): engine + number for number in range(3)}
     stage = Stage(folder=tmp_path, elsewhere=Elsewhere(folder=tmp_path, ports=ports, words=given.words), given=given)
     stage.prepare(blocks, model)

@@ -1,11 +1,12 @@
-"""The released AReaL's own engine client, name-resolve and WeightUpdateMeta, against a facade: not an imitation."""
+"""The released AReaL's own engine client, name-resolve and WeightUpdateMeta, against a front: not an imitation."""
 
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
-from support.areal import ArealServer, released_areal
+from support.areal import released_areal
+from support.front import FrontServer
 from support.jobs import RUN, Job, running, served_by
 from support.servers import EmbeddedServer
 
@@ -18,9 +19,9 @@ def job(models: Path, tmp_path: Path) -> Generator[Job]:
         yield job
 
 
-def test_the_released_areal_updates_its_engine_through_the_facade(models: Path, tmp_path: Path, job: Job) -> None:
-    with ArealServer(tmp_path, job, "--engine", f"{job.engine.url}=0") as facade:
-        start, first, second = released_areal("sglang", facade.url, tmp_path, models / "model_b", models / "model_a")
+def test_the_released_areal_updates_its_engine_through_the_front(models: Path, tmp_path: Path, job: Job) -> None:
+    with FrontServer(tmp_path, job, "--engine", f"{job.engine.url}=0") as front:
+        start, first, second = released_areal("sglang", front.url, tmp_path, models / "model_b", models / "model_a")
     assert (first["version"], second["version"]) == (1, 2)
     assert first["deleted"]
     assert second["deleted"]  # AReaL has deleted its files, and refitd holds the versions
@@ -30,11 +31,11 @@ def test_the_released_areal_updates_its_engine_through_the_facade(models: Path, 
     assert (served_by(job.engine).path, served_by(job.engine).label) == (str(job.root / RUN / "v000002"), "2")
 
 
-def test_the_released_areal_broadcasts_to_its_engine_through_the_facade(models: Path, tmp_path: Path, job: Job) -> None:
+def test_the_released_areal_broadcasts_to_its_engine_through_the_front(models: Path, tmp_path: Path, job: Job) -> None:
     """`weight_update_mode: xccl`, over Gloo: its own group, and its client's calls."""
-    with ArealServer(tmp_path, job, "--engine", f"{job.engine.url}=0") as facade:
+    with FrontServer(tmp_path, job, "--engine", f"{job.engine.url}=0") as front:
         start, first, second = released_areal(
-            "sglang-xccl", facade.url, tmp_path, models / "model_b", models / "model_a"
+            "sglang-xccl", front.url, tmp_path, models / "model_b", models / "model_a"
         )
     assert start["tokens"] == second["tokens"] != first["tokens"]
     assert (first["versions"], second["versions"]) == ([1] * 8, [2] * 8)

@@ -18,7 +18,7 @@ TREE = Path(__file__).resolve().parents[2]
 ENGINES = ("engine-a", "engine-b", "sglang")
 FOLLOWERS = ("follower-1", "follower-2", "follower-3")
 FOLLOWING = ("engine-1", "engine-2", "engine-3")
-OURS = ("refitd", "model", "engine-a", "engine-b", "trainer", "areal", *FOLLOWERS, *FOLLOWING, "bucket")
+OURS = ("refitd", "model", "engine-a", "engine-b", "trainer", "front", *FOLLOWERS, *FOLLOWING, "bucket")
 OBSERVERS = ("prometheus", "grafana")
 
 
@@ -129,20 +129,19 @@ def test_every_named_volume_is_declared() -> None:
     assert named == yaml.safe_load(text)["volumes"].keys()
 
 
-def test_areal_s_facade_waits_behind_a_profile_of_its_own_with_a_command_that_refitd_takes() -> None:
-    assert [name for name, service in services().items() if service.get("profiles") == ["areal"]] == ["areal"]
-    facade = services()["areal"]
-    words = [re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", word) for word in facade["command"]]
+def test_the_front_waits_behind_a_profile_of_its_own_with_a_command_that_refitd_takes() -> None:
+    assert [name for name, service in services().items() if service.get("profiles") == ["front"]] == ["front"]
+    front = services()["front"]
+    words = [re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", word) for word in front["command"]]
     command = get_command(app)
     assert isinstance(command, Group)
-    given = command.get_command(None, words[0]).make_context("areal", words[1:]).params
-    assert (given["host"], given["url"]) == ("0.0.0.0", "http://refitd:8700")  # noqa: S104
-    assert given["engine"] == ["http://sglang:30000=31000"]
-    assert facade["ports"] == ["127.0.0.1:${AREAL_PORT:-31000}:31000"]
-    assert ":31000/ping" in facade["healthcheck"]["test"][-1]
-    assert "REFITD_FACADE_TOKEN" in facade["environment"], "it listens beyond its own loopback"
-    assert given["checkpoints"] == Path("/tmp/areal")  # noqa: S108 - AReaL's default
-    assert facade["environment"]["REFITD_TOKEN"] == services()["refitd"]["environment"]["REFITD_TOKEN"]
+    given = command.get_command(None, words[0]).make_context("front", words[1:]).params
+    assert (given["listen"], given["service"]) == ("0.0.0.0:8701", "http://refitd:8700")
+    assert front["ports"] == ["127.0.0.1:${FRONT_PORT:-8701}:8701"]
+    assert ":8701/ping" in front["healthcheck"]["test"][-1]
+    assert "REFITD_FRONT_TOKEN" in front["environment"], "it listens beyond its own loopback"
+    assert given["checkpoints"] == [Path("/tmp/checkpoints")]  # noqa: S108 - a default for a demo
+    assert front["environment"]["REFITD_TOKEN"] == services()["refitd"]["environment"]["REFITD_TOKEN"]
 
 
 @pytest.mark.parametrize("name", FOLLOWERS)

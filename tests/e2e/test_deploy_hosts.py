@@ -19,9 +19,9 @@ from support.sockets import free_port
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNIT = (DEPLOY / "systemd/refitd.service").read_text()
 SETTINGS = (DEPLOY / "systemd/refitd.env").read_text()
-FACADES_UNIT = (DEPLOY / "systemd/refitd-areal@.service").read_text()
-FACADES_SETTINGS = (DEPLOY / "systemd/refitd-areal.env").read_text()
-UNITS = {"refitd.service": UNIT, "refitd-areal@grpo.service": FACADES_UNIT}
+FRONT_UNIT = (DEPLOY / "systemd/refitd-front@.service").read_text()
+FRONT_SETTINGS = (DEPLOY / "systemd/refitd-front.env").read_text()
+UNITS = {"refitd.service": UNIT, "refitd-front@grpo.service": FRONT_UNIT}
 JOB = DEPLOY / "slurm/refit.sbatch"
 MOST_EXPOSED = 20  # in tenths: what systemd-analyze security may say at most
 
@@ -57,38 +57,37 @@ def test_the_unit_is_contained(name: str, tmp_path: Path) -> None:
     assert exposed(re.sub(r"^(Protect|Restrict|Private|System|Capab).*\n", "", UNITS[name], flags=re.MULTILINE)) != 0
 
 
-def test_the_facades_unit_runs_a_command_that_refitd_takes() -> None:
-    (line,) = re.findall(r"^ExecStart=/opt/refitd/bin/refitd (.*)$", FACADES_UNIT, re.MULTILINE)
-    (flags,) = re.findall(r"^FACADE_FLAGS=(.*)$", FACADES_SETTINGS, re.MULTILINE)
-    first, *words = line.replace("$FACADE_FLAGS", flags).split()
+def test_the_fronts_unit_runs_a_command_that_refitd_takes() -> None:
+    (line,) = re.findall(r"^ExecStart=/opt/refitd/bin/refitd (.*)$", FRONT_UNIT, re.MULTILINE)
+    (flags,) = re.findall(r"^FRONT_FLAGS=(.*)$", FRONT_SETTINGS, re.MULTILINE)
+    first, *words = line.replace("$FRONT_FLAGS", flags).split()
     command = commands()[first]
     words += [
-        f"--{name.lower()}={value}"
-        for name, value in re.findall(r"^REFITD_(\w+)=(.*)$", FACADES_SETTINGS, re.MULTILINE)
+        f"--{name.lower()}={value}" for name, value in re.findall(r"^REFITD_(\w+)=(.*)$", FRONT_SETTINGS, re.MULTILINE)
     ]
     given = command.make_context(first, words).params
-    assert (given["engine"], given["checkpoints"]) == (["http://127.0.0.1:30000=31000"], Path("/srv/areal"))
-    (root,) = re.findall(r"^ReadWritePaths=(.*)$", FACADES_UNIT, re.MULTILINE)
-    assert f"RequiresMountsFor={root}\n" in FACADES_UNIT
+    assert (given["engine"], given["checkpoints"]) == (["http://127.0.0.1:30000=31000"], [Path("/srv/areal")])
+    (root,) = re.findall(r"^ReadWritePaths=(.*)$", FRONT_UNIT, re.MULTILINE)
+    assert f"RequiresMountsFor={root}\n" in FRONT_UNIT
     assert given["root"] == Path(root)
     named = {option.envvar for option in command.params}
-    (line,) = re.findall(r"^Environment=(.*)$", FACADES_UNIT, re.MULTILINE)
+    (line,) = re.findall(r"^Environment=(.*)$", FRONT_UNIT, re.MULTILINE)
     assert {word.partition("=")[0] for word in line.split()} - {"REFITD_TOKEN_FILE"} <= named
 
 
-def test_the_facades_user_owns_what_it_publishes_and_cannot_read_the_journal() -> None:
+def test_the_fronts_user_owns_what_it_publishes_and_cannot_read_the_journal() -> None:
     """It is in the root's group, which reads the tokens too; the service's state is the service's user's alone."""
-    (user,) = re.findall(r"^User=(.*)$", FACADES_UNIT, re.MULTILINE)
-    (group,) = re.findall(r"^Group=(.*)$", FACADES_UNIT, re.MULTILINE)
-    assert f"useradd --system --gid {group} " in FACADES_UNIT
-    assert f" {user}\n" in FACADES_UNIT
+    (user,) = re.findall(r"^User=(.*)$", FRONT_UNIT, re.MULTILINE)
+    (group,) = re.findall(r"^Group=(.*)$", FRONT_UNIT, re.MULTILINE)
+    assert f"useradd --system --gid {group} " in FRONT_UNIT
+    assert f" {user}\n" in FRONT_UNIT
     assert f"Group={group}\n" in UNIT
     assert f"User={user}\n" not in UNIT
     assert "StateDirectoryMode=0700\n" in UNIT
-    assert "StateDirectory" not in FACADES_UNIT
-    assert "UMask=0002\n" in FACADES_UNIT, "refitd has to be able to delete what it publishes"
-    for token in re.findall(r"REFITD_FACADE_TOKEN_FILE=(\S+)", FACADES_UNIT):
-        assert f"install -m 0640 -g {group} /dev/stdin {token}\n" in FACADES_UNIT
+    assert "StateDirectory" not in FRONT_UNIT
+    assert "UMask=0002\n" in FRONT_UNIT, "refitd has to be able to delete what it publishes"
+    for token in re.findall(r"REFITD_FRONT_TOKEN_FILE=(\S+)", FRONT_UNIT):
+        assert f"install -m 0640 -g {group} /dev/stdin {token}\n" in FRONT_UNIT
 
 
 def test_the_units_settings_are_refitds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

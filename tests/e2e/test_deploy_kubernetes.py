@@ -192,43 +192,43 @@ def test_the_sample_of_a_gate_fits_the_schemas_and_asks_the_fleets_service_for_e
 
 
 @cache
-def facades() -> dict[str, Document]:
-    """The sample of facades for AReaL, by kind."""
+def fronts() -> dict[str, Document]:
+    """The sample of fronts for AReaL, by kind."""
     found = {each["kind"]: each for each in yaml.safe_load_all((SAMPLES / "areal.yaml").read_text())}
     assert found.keys() == {"PersistentVolumeClaim", "Service", "Deployment", "NetworkPolicy"}
     return found
 
 
-def facades_pod() -> tuple[Document, Document]:
-    pod = facades()["Deployment"]["spec"]["template"]["spec"]
+def fronts_pod() -> tuple[Document, Document]:
+    pod = fronts()["Deployment"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     return pod, container
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_the_sample_of_facades_fits_the_schemas_and_the_fleets_claims_and_services(release: str) -> None:
-    for document in facades().values():
+def test_the_sample_of_fronts_fits_the_schemas_and_the_fleets_claims_and_services(release: str) -> None:
+    for document in fronts().values():
         kubernetes_validate.validate(document, release, strict=True)
-    pod, container = facades_pod()
+    pod, container = fronts_pod()
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     assert {mount["name"] for mount in container["volumeMounts"]} == volumes.keys()
     named = {v["persistentVolumeClaim"]["claimName"] for v in volumes.values() if "persistentVolumeClaim" in v}
-    claims = [*of_kind(FLEET, "PersistentVolumeClaim"), facades()["PersistentVolumeClaim"]]
+    claims = [*of_kind(FLEET, "PersistentVolumeClaim"), fronts()["PersistentVolumeClaim"]]
     assert named <= {claim["metadata"]["name"] for claim in claims}
     assert (
-        f"create secret generic {volumes['facades']['secret']['secretName']} --from-literal=token="
+        f"create secret generic {volumes['fronts']['secret']['secretName']} --from-literal=token="
         in (SAMPLES / "areal.yaml").read_text()
     )
 
 
-def test_the_facades_user_is_not_the_services_and_writes_into_the_root_alone() -> None:
+def test_the_fronts_user_is_not_the_services_and_writes_into_the_root_alone() -> None:
     """It has the group by which refitd may delete what it publishes, and no state."""
-    pod, container = facades_pod()
+    pod, container = fronts_pod()
     user, service = pod["securityContext"], refitd(FLEET)[0]["spec"]["securityContext"]
     assert user["runAsNonRoot"] is True
     assert user["runAsUser"] not in (0, service["runAsUser"])
     assert (user["runAsGroup"], user["fsGroup"]) == (service["runAsGroup"], service["fsGroup"])
-    assert container["command"] == ["sh", "-c", 'umask 002 && exec refitd areal "$@"', "areal"]
+    assert container["command"] == ["sh", "-c", 'umask 002 && exec refitd front "$@"', "areal"]
     written = {mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
     assert written == {"/data", "/tmp"}  # noqa: S108
     contained = refitd(FLEET)[1]["securityContext"]

@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from refitd_front.areal.assembly import bucket_key
-from refitd_front.areal.group_calls import GroupCalls
-from refitd_front.areal.members import TrainerGroup
+from refitd_front.assembly import sent_part
+from refitd_front.members import TrainerGroup
+from refitd_front.sessions import Sessions
 from support.areal_trainer import GROUP, LOOPBACK, named, trainer_rank
 
 pytestmark = [
@@ -41,13 +41,13 @@ def test_what_is_broadcast_over_nccl_becomes_a_version_also_where_some_members_d
 
     async def updates() -> list[dict[str, torch.Tensor]]:
         published = Folders()
-        groups = GroupCalls(cast("Any", published), tmp_path / "spool")
+        groups = Sessions(cast("Any", published), tmp_path / "spool")
         group = TrainerGroup(name=GROUP, address=LOOPBACK, port=trainer.port, ranks=ranks, backend="nccl")
         call = named(tensors)
-        key = bucket_key(GROUP, call["names"], call["dtypes"], call["shapes"])
+        key = sent_part(GROUP, call["names"], call["dtypes"], call["shapes"])
         try:
             trainer.make(ranks)
-            assert await groups.init("engine", group, 1, kept=True) is None
+            assert await groups.join("engine", group, 1, kept=True) is None
             assert trainer.done() == ""
             for _ in range(2):
                 groups.begin()

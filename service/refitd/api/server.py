@@ -1,4 +1,4 @@
-"""The server: uvicorn with limits on connections, for the service and the facades, and the service's own.
+"""The server: uvicorn with limits on connections, for the service and the front, and the service's own.
 
 The service takes its address before anything else happens (`listening`): one without an address touches nothing. Its
 server runs until SIGTERM or SIGINT and leaves the rest of the shutdown to the service.

@@ -72,5 +72,5 @@ def _named_in(places: Iterable[str]) -> set[str]:
 def test_every_variable_that_the_product_and_its_pages_name_is_known() -> None:
     """Also those that no setting has: the SDK's, the plugin's and the deployments'."""
     named = _named_in(READERS)
-    assert {"REFITD_SPOOL", "REFITD_FACADE_TOKEN", "REFITD_SGLANG_STAGE", "REFITD_JOB_TOKEN"} <= named
+    assert {"REFITD_SPOOL", "REFITD_FRONT_TOKEN", "REFITD_SGLANG_STAGE", "REFITD_JOB_TOKEN"} <= named
     assert unread(dict.fromkeys(named, "")) == {}

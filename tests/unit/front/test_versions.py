@@ -14,8 +14,8 @@ from refitd_client.contract.states import WaitOutcome
 from refitd_client.contract.wire import EngineOnVersion, Version
 from refitd_client.http.exchange import Served
 from refitd_client.publish.publication import Publication
-from refitd_front.areal import updates
-from refitd_front.areal.updates import Updates
+from refitd_front import versions as module
+from refitd_front.versions import Versions
 from support.checkpoints import tensors, write_model
 from support.published import versions
 from support.scripted_server import problem, serve
@@ -29,7 +29,7 @@ class Place:
     def __init__(self, folder: Path, url: str) -> None:
         self.root, self.weights = folder / "root", folder / "weights"
         self.root.mkdir()
-        self.updates = Updates(self.root, RUN, url, checkpoints=self.weights, timeout=1.0, token_file=None)
+        self.taken = Versions(self.root, RUN, url, checkpoints=[self.weights], timeout=1.0)
 
     @property
     def versions(self) -> list[str]:
@@ -41,24 +41,24 @@ def place(tmp_path: Path) -> Iterator[Place]:
     with serve(problem(401, "unauthorized")) as service:
         place = Place(tmp_path, service.url)
         yield place
-        place.updates.close()
+        place.taken.close()
 
 
 async def test_the_old_layout_s_one_folder_is_published_at_each_update(place: Place) -> None:
     for made in (1, 2):
         folder = write_model(place.weights / "weight_update", tensors(made))
         os.utime(folder, ns=(made, made))  # as a folder that is made again
-        await place.updates.serve(folder)
+        await place.taken.serve(folder)
     assert place.versions == ["v000001", "v000002"]
 
 
 async def test_an_update_and_a_failure_are_one_line_of_the_log_for_all_engines_together(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """AReaL tells every engine's facade of the same folder."""
+    """AReaL tells every engine's front of the same folder."""
     folder = write_model(place.weights / "weight_update_v3")
     with capture_logs() as lines:
-        await asyncio.gather(*(place.updates.serve(folder) for _ in range(3)))
+        await asyncio.gather(*(place.taken.serve(folder) for _ in range(3)))
     (line,) = lines
     assert line["log_level"] == "error"
     assert "401" in line.pop("error")
@@ -70,7 +70,7 @@ async def test_an_update_and_a_failure_are_one_line_of_the_log_for_all_engines_t
     served = Served(outcome=WaitOutcome.SERVED, engines=two, version=cast("Version", None))
     monkeypatch.setattr(Publication, "wait", lambda *_: served)
     with capture_logs() as lines:
-        await asyncio.gather(*(place.updates.serve(folder) for _ in range(3)))
+        await asyncio.gather(*(place.taken.serve(folder) for _ in range(3)))
     (line,) = lines
     told |= {"log_level": "info", "engines": 2, "outcome": "served"}
     assert {name: line[name] for name in told} == told
@@ -80,16 +80,16 @@ async def test_a_checkpoint_that_cannot_be_read_is_named_in_the_answer_and_in_th
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_model(place.weights / "weight_update_v3")
-    stat = os.stat
+    scandir = os.scandir
 
-    def denied(path: Any, **more: Any) -> os.stat_result:
+    def denied(path: Any) -> Any:
         if path == folder:
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return stat(path, **more)
+        return scandir(path)
 
-    monkeypatch.setattr(updates.os, "stat", denied)
+    monkeypatch.setattr(module.os, "scandir", denied)
     with capture_logs() as lines:
-        said = await place.updates.serve(folder)
+        said = await place.taken.serve(folder)
     assert said is not None
     assert said.startswith(f"{folder} cannot be read: Permission denied")
     assert f"user id {os.geteuid()}" in said

@@ -1,4 +1,4 @@
-"""A facade of an engine: what it does with keys, and what it refuses."""
+"""The front of an engine: what it does with keys, and what it refuses."""
 
 import asyncio
 import threading
@@ -12,12 +12,9 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from refitd.tokens import FacadeTokens
-from refitd_front.areal.facade import MEMORY, Facade
-from refitd_front.areal.group_calls import GroupCalls
-from refitd_front.areal.passing import PASSED
-from refitd_front.areal.updates import Updates
+from refitd_front.front import MEMORY, PASSED
 from support.attackers import attacking, listening
+from support.front_app import front_of
 from support.scripted_server import Server, answer, serve
 
 
@@ -27,32 +24,18 @@ def engine() -> Iterator[Server]:
         yield server
 
 
-def facade_of(
-    engine: str,
-    tmp_path: Path,
-    *,
-    key: Path | None = None,
-    admin_key: Path | None = None,
-    service: str = "http://127.0.0.1:9",
-    **tokens: Any,
-) -> tuple[Facade, Updates]:
-    updates = Updates(tmp_path, "exp/trial", service, checkpoints=tmp_path, timeout=1.0, token_file=None)
-    groups = GroupCalls(updates, tmp_path / "spool")
-    return Facade(engine, updates, groups, api_key=key, admin_key=admin_key, tokens=FacadeTokens(**tokens)), updates
-
-
 @asynccontextmanager
 async def facing(
     engine: str, tmp_path: Path, key: Path | None = None, admin_key: Path | None = None, **tokens: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
-    facade, updates = facade_of(engine, tmp_path, key=key, admin_key=admin_key, **tokens)
-    transport = httpx.ASGITransport(cast("Any", facade.app()))
+    front, versions, _ = front_of(engine, tmp_path, key=key, admin_key=admin_key, **tokens)
+    transport = httpx.ASGITransport(cast("Any", front.app()))
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as areal:
             yield areal
     finally:
-        await facade.aclose()
-        updates.close()
+        await front.aclose()
+        versions.close()
 
 
 async def test_a_key_that_was_exchanged_opens_the_engine_without_a_restart(engine: Server, tmp_path: Path) -> None:
@@ -72,8 +55,8 @@ async def test_a_key_that_was_exchanged_opens_the_engine_without_a_restart(engin
 @pytest.mark.parametrize(
     ("body", "status", "said"),
     [
-        *((body, 422, "the body is no JSON") for body in (b"[" * 5000, b'{"x":' * 5000)),
-        *((body, 400, "no JSON object with") for body in (b"", b"[]", b'{"model_path":1,"lora_path":1}')),
+        (body, 400, "no JSON object with")
+        for body in (b"", b"[]", b"[" * 5000, b'{"x":' * 5000, b'{"model_path":1,"lora_path":1}')
     ],
 )
 async def test_a_body_of_another_form_or_of_many_levels_is_refused_in_a_sentence(
@@ -103,34 +86,34 @@ async def test_a_clients_request_never_carries_the_admin_key(engine: Server, tmp
 async def test_a_path_with_two_readings_does_not_reach_an_engine_by_its_admin_key(
     engine: Server, tmp_path: Path, path: str
 ) -> None:
-    """Of a facade that has no other key."""
+    """Of a front that has no other key."""
     (tmp_path / "admin").write_text("opens-changes")
-    facade, _ = facade_of(engine.url, tmp_path, admin_key=tmp_path / "admin")
+    front, *_ = front_of(engine.url, tmp_path, admin_key=tmp_path / "admin")
     for load in ("update_weights_from_disk", "weights_checker"):
-        async with listening(facade.app()) as server, attacking(server) as attacker:
+        async with listening(front.app()) as server, attacking(server) as attacker:
             line = f"POST {path.format(load)} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
             await attacker.send(line.encode() + b'Content-Length: 22\r\n\r\n{"model_path": "/etc"}')
             assert (await attacker.read()).startswith(b"HTTP/1.1 4")
-    await facade.aclose()
+    await front.aclose()
     assert engine.seen == []
 
 
-async def test_the_facades_own_token_does_not_go_on_to_the_engine(engine: Server, tmp_path: Path) -> None:
+async def test_the_fronts_own_token_does_not_go_on_to_the_engine(engine: Server, tmp_path: Path) -> None:
     (tmp_path / "admin").write_text("opens-changes")
-    token = {"Authorization": "Bearer of-the-facade", "Cookie": "a=b"}
-    async with facing(engine.url, tmp_path, admin_key=tmp_path / "admin", secret=SecretStr("of-the-facade")) as areal:
+    token = {"Authorization": "Bearer of-the-front", "Cookie": "a=b"}
+    async with facing(engine.url, tmp_path, admin_key=tmp_path / "admin", secret=SecretStr("of-the-front")) as areal:
         await areal.post("/generate", json={}, headers=token)
     (seen,) = engine.seen
     assert not {"authorization", "cookie"} & seen.headers.keys()
 
 
 async def test_a_half_sent_body_is_cut_off_and_the_engine_hears_nothing_of_it(engine: Server, tmp_path: Path) -> None:
-    facade, _ = facade_of(engine.url, tmp_path)
-    async with listening(facade.app(), request=0.3) as server, attacking(server) as attacker:
+    front, *_ = front_of(engine.url, tmp_path)
+    async with listening(front.app(), request=0.3) as server, attacking(server) as attacker:
         await attacker.send(b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\n{")
         assert (await attacker.refused()).slug == "too-slow"
         await server.until_connections(0)
-    await facade.aclose()
+    await front.aclose()
     assert not engine.seen
 
 
@@ -160,7 +143,7 @@ async def _endless() -> AsyncIterator[bytes]:
 
 @pytest.mark.parametrize("sent", [b"Basic \xff", b"Basic", b"Basic !", b"Bearer \xff", b"\xff", b"Basic Og=="])
 async def test_what_is_no_credential_is_refused_and_no_bug(sent: bytes, tmp_path: Path) -> None:
-    async with facing("http://127.0.0.1:9", tmp_path, secret=SecretStr("of-the-facade")) as areal:
+    async with facing("http://127.0.0.1:9", tmp_path, secret=SecretStr("of-the-front")) as areal:
         answer = await areal.get("/model_info", headers=[(b"Authorization", sent)])
     assert answer.status_code == 401
 
@@ -168,9 +151,9 @@ async def test_what_is_no_credential_is_refused_and_no_bug(sent: bytes, tmp_path
 @pytest.mark.parametrize(
     ("path", "named"),
     [
-        ("/update_weights_from_tensor", "weight_update_mode"),
+        ("/update_weights_from_tensor", "by broadcast"),
         ("/release_memory_occupation", "scheduling_strategy"),
-        ("/areal_update_weights_lora_xccl", "weight_update_mode"),
+        ("/areal_update_weights_lora_xccl", "by broadcast"),
         ("/sleep", "scheduling_strategy"),
     ],
 )
@@ -185,15 +168,15 @@ async def test_what_would_change_the_engine_is_refused_with_the_setting_that_cal
 
 async def test_a_bad_url_of_the_service_is_an_error_for_areal_and_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "new").mkdir()
-    facade, updates = facade_of("http://127.0.0.1:9", tmp_path, service="nonsense")
-    transport = httpx.ASGITransport(cast("Any", facade.app()))
+    front, versions, _ = front_of("http://127.0.0.1:9", tmp_path, service="nonsense")
+    transport = httpx.ASGITransport(cast("Any", front.app()))
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as areal:
         reply = await areal.post("/update_weights_from_disk", json={"model_path": str(tmp_path / "new")})
-    await facade.aclose()
+    await front.aclose()
     assert reply.status_code == 400
     assert "nonsense" in reply.json()["message"]
     with pytest.raises(ValueError, match="nonsense"):
-        updates.open()
+        versions.open()
 
 
 @pytest.mark.parametrize(
@@ -218,6 +201,6 @@ async def test_a_pause_ends_what_runs_by_the_call_that_areals_kind_of_engine_has
             ended.set()
             await running
             assert (await areal.post("/v1/completions", json={"prompt": [1]})).status_code == 404
-        assert engine.seen[1].path == abort
+        assert abort in {seen.path for seen in engine.seen}
     assert refused.status_code == 503
-    assert f"the engine has no {abort}" in refused.json()["message"]
+    assert "has no route that ends its requests" in refused.json()["message"]

@@ -1,4 +1,4 @@
-"""A facade, as a process, between a trainer that speaks as AReaL does and a real engine.
+"""A front, as a process, between a trainer that speaks as AReaL does and a real engine.
 
 `test_areal_released.py` has the released AReaL itself in the trainer's place.
 """
@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from support.adapters import write_adapter
-from support.areal import ArealServer
+from support.front import FrontServer
 from support.jobs import PATIENCE, PROMPT, RUN, Job, running, served_by
 from support.servers import ADMIN_KEY, EmbeddedServer
 
@@ -26,12 +26,12 @@ def job(models: Path, tmp_path: Path) -> Generator[Job]:
         yield job
 
 
-def test_a_facade_turns_areal_s_calls_into_the_transaction_and_streams_the_rest(
+def test_a_front_turns_areal_s_calls_into_the_transaction_and_streams_the_rest(
     models: Path, tmp_path: Path, job: Job
 ) -> None:
     with (
-        ArealServer(tmp_path, job, "--engine", f"{job.engine.url}=0") as facade,
-        httpx.Client(base_url=facade.url, timeout=PATIENCE, trust_env=False) as areal,
+        FrontServer(tmp_path, job, "--engine", f"{job.engine.url}=0") as front,
+        httpx.Client(base_url=front.url, timeout=PATIENCE, trust_env=False) as areal,
         ThreadPoolExecutor() as threads,
     ):
         assert areal.get("/health").status_code == 200
@@ -60,7 +60,7 @@ def test_a_facade_turns_areal_s_calls_into_the_transaction_and_streams_the_rest(
         now = served_by(job.engine)
         assert (now.path, now.label) == (str(job.root / RUN / "v000004"), "4")
         assert now.answer != old.answer
-        assert not late.done()  # it waits at the facade, and the engine is not paused
+        assert not late.done()  # it waits at the front, and the engine is not paused
         assert areal.post("/continue_generation", json={}).json()["status"] == "ok"
         httpx.post(f"{job.engine.url}/abort_request", json={"abort_all": True}, headers=ADMIN, trust_env=False)
         assert late.result(PATIENCE)
@@ -70,41 +70,41 @@ def test_a_facade_turns_areal_s_calls_into_the_transaction_and_streams_the_rest(
         assert "refitd" in refused.json()["message"]
 
 
-def test_each_engine_has_a_facade_and_one_update_of_all_is_one_version(models: Path, tmp_path: Path) -> None:
+def test_each_engine_has_a_front_and_one_update_of_all_is_one_version(models: Path, tmp_path: Path) -> None:
     """AReaL tells all of its engines at about the same time, of the same folder."""
     (tmp_path / "second").mkdir()
     with (
         EmbeddedServer(tmp_path, models / "model_a") as one,
         EmbeddedServer(tmp_path / "second", models / "model_a") as two,
         running(tmp_path, one, "--engine", two.url) as job,
-        ArealServer(tmp_path, job, "--engine", f"{one.url}=0", "--engine", f"{two.url}=0") as areal,
+        FrontServer(tmp_path, job, "--engine", f"{one.url}=0", "--engine", f"{two.url}=0") as areal,
     ):
-        facades = [areal.facade_of(engine.url) for engine in (one, two)]
-        assert len(set(facades)) == 2
+        fronts = [areal.address_of(engine.url) for engine in (one, two)]
+        assert len(set(fronts)) == 2
         folder = tmp_path / "fileroot/weight_update_v1"
         shutil.copytree(models / "model_b", folder)
 
-        def update(facade: str) -> int:
+        def update(front: str) -> int:
             body = {"model_path": str(folder)}
-            return httpx.post(f"{facade}/update_weights_from_disk", json=body, timeout=PATIENCE).status_code
+            return httpx.post(f"{front}/update_weights_from_disk", json=body, timeout=PATIENCE).status_code
 
         with ThreadPoolExecutor() as threads:
-            assert list(threads.map(update, facades)) == [200, 200]
+            assert list(threads.map(update, fronts)) == [200, 200]
         assert [served_by(engine).label for engine in (one, two)] == ["1", "1"]
         assert [version.step for version in job.client.versions().items] == [1]
-        for facade in facades:
+        for front in fronts:
             answer = httpx.post(
-                f"{facade}/generate", json={"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 1}}
+                f"{front}/generate", json={"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 1}}
             )
             assert answer.status_code == 200
 
 
-def test_adapters_of_areal_s_go_by_the_facade_as_well(models: Path, tmp_path: Path) -> None:
+def test_adapters_of_areal_s_go_by_the_front_as_well(models: Path, tmp_path: Path) -> None:
     with (
         EmbeddedServer(tmp_path, models / "model_a", "--enable-lora") as engine,
         running(tmp_path, engine, "--lora", "actor") as job,
-        ArealServer(tmp_path, job, "--engine", f"{engine.url}=0") as facade,
-        httpx.Client(base_url=facade.url, timeout=PATIENCE, trust_env=False) as areal,
+        FrontServer(tmp_path, job, "--engine", f"{engine.url}=0") as front,
+        httpx.Client(base_url=front.url, timeout=PATIENCE, trust_env=False) as areal,
     ):
         for step in (1, 2):
             folder = write_adapter(tmp_path / f"fileroot/weight_update_v{step}", models / "model_a", step)

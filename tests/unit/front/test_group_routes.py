@@ -1,4 +1,4 @@
-"""AReaL's group calls at a facade: what is refused before any process begins, and what AReaL hears when it goes on."""
+"""AReaL's group calls at a front: what is refused before any process begins, and what AReaL hears when it goes on."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -8,11 +8,9 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from refitd.tokens import FacadeTokens
-from refitd_front.areal.assembly import bucket_key
-from refitd_front.areal.facade import Facade
-from refitd_front.areal.group_calls import GroupCalls
-from refitd_front.areal.updates import Updates
+from refitd_front.assembly import sent_part
+from refitd_front.sessions import Sessions
+from support.front_app import front_of
 from support.scripted_server import answer, serve
 
 INIT = {
@@ -29,28 +27,26 @@ BUCKET: dict[str, Any] = {
 
 @asynccontextmanager
 async def facing(engine: str, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    updates = Updates(tmp_path, "exp/trial", "http://127.0.0.1:9", checkpoints=tmp_path, timeout=1.0, token_file=None)
-    groups = GroupCalls(updates, tmp_path / "spool")
-    facade = Facade(engine, updates, groups, api_key=None, admin_key=None, tokens=FacadeTokens())
-    transport = httpx.ASGITransport(cast("Any", facade.app()))
-    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as areal:
-        yield areal
-    assert not groups._groups  # no call of these tests has begun a process
-    await groups.aclose()
-    await facade.aclose()
-    updates.close()
+    front, versions, sessions = front_of(engine, tmp_path)
+    transport = httpx.ASGITransport(cast("Any", front.app()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as trainer:
+        yield trainer
+    assert not sessions._groups  # no call of these tests has begun a process
+    await sessions.aclose()
+    await front.aclose()
+    versions.close()
 
 
 @pytest.mark.parametrize(
     ("path", "body", "named"),
     [
-        ("/init_weights_update_group", {**INIT, "backend": "hccl"}, "set weight_update_mode to disk"),
+        ("/init_weights_update_group", {**INIT, "backend": "hccl"}, "have the trainer update by disk"),
         ("/areal_init_weights_update_group", {**INIT, "world_size": 1}, "it has 1 ranks"),
         ("/init_weights_update_group", {**INIT, "world_size": 10**6}, "between 2 and 129"),
         ("/init_weights_update_group", {**INIT, "rank_offset": 3}, "rank_offset 3"),
         ("/init_weights_update_group", {**INIT, "master_port": "x"}, "cannot be joined"),
         ("/init_weights_update_group", {}, "cannot be joined"),
-        ("/update_weights_from_distributed", BUCKET, "no group update_weight_group"),
+        ("/update_weights_from_distributed", BUCKET, "no update has begun"),
         ("/update_weights_from_distributed", {**BUCKET, "dtypes": ["complex64"]}, "cannot be taken"),
         ("/areal_set_update_weight_meta", {}, "cannot be taken"),
         ("/areal_update_weights_xccl", {}, "/areal_set_update_weight_meta"),
@@ -90,11 +86,12 @@ async def test_to_go_on_after_a_bucket_was_lost_is_an_error_and_the_engine_gener
 
 async def test_an_update_that_failed_is_no_success_after_a_restart_either(tmp_path: Path) -> None:
     """Between two tries of AReaL's."""
-    key = bucket_key("g", BUCKET["names"], BUCKET["dtypes"], BUCKET["shapes"])
+    key = sent_part("g", BUCKET["names"], BUCKET["dtypes"], BUCKET["shapes"])
     for number in range(3):
-        groups = GroupCalls(cast("Any", None), tmp_path / "spool")
+        groups = Sessions(cast("Any", None), tmp_path / "spool")
         groups.open()
         if number == 0:
+            groups.begin()
             assert "no group" in str(await groups.bucket("engine", key))
         if number < 2:
             assert await groups.finish() is not None

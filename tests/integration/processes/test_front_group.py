@@ -1,4 +1,4 @@
-"""AReaL's group calls with real processes: a trainer that makes the group, and members in the engines' places."""
+"""The calls of a group at the front with real processes: a trainer's, and members in the engines' places."""
 
 import asyncio
 import os
@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from refitd_front.areal.assembly import bucket_key
-from refitd_front.areal.group_calls import GroupCalls
-from refitd_front.areal.members import TrainerGroup
+from refitd_front.assembly import sent_part
+from refitd_front.members import TrainerGroup
+from refitd_front.sessions import Sessions
 from support.areal_trainer import GROUP, LOOPBACK, TrainerRank, named, trainer_rank
 from support.forked_group import forked_members
 
@@ -49,40 +49,43 @@ class Published:
     def __init__(self) -> None:
         self.versions: list[Tensors] = []
 
-    async def serve_received(self, folder: Path) -> str | None:
+    def begin_anew(self) -> None:
+        """A trainer has made its group."""
+
+    async def serve_received(self, folder: Path, label: str | None) -> str | None:
         """Read all of it."""
         self.versions.append(read(folder))
         return None
 
 
 @asynccontextmanager
-async def answering(tmp_path: Path, **seconds: float) -> AsyncGenerator[tuple[GroupCalls, Published]]:
+async def answering(tmp_path: Path, **seconds: float) -> AsyncGenerator[tuple[Sessions, Published]]:
     published = Published()
-    async with aclosing(GroupCalls(cast("Any", published), tmp_path / "spool", **seconds)) as groups:
+    async with aclosing(Sessions(cast("Any", published), tmp_path / "spool", **seconds)) as groups:
         groups.open()
         yield groups, published
 
 
-def members(groups: GroupCalls) -> list[int | None]:
+def members(groups: Sessions) -> list[int | None]:
     return [child.pid for each in groups._groups.values() for child in each.members._children]
 
 
-async def joined(groups: GroupCalls, trainer: TrainerRank, engines: int = 2) -> list[str | None]:
+async def joined(groups: Sessions, trainer: TrainerRank, engines: int = 2) -> list[str | None]:
     """The calls to all engines for a group, while the trainer makes it."""
     group = TrainerGroup(name=GROUP, address=LOOPBACK, port=trainer.port, ranks=engines, backend="gloo")
     trainer.make(engines)
-    calls = [groups.init(f"engine-{each}", group, each + 1, kept=True) for each in range(engines)]
+    calls = [groups.join(f"engine-{each}", group, each + 1, kept=True) for each in range(engines)]
     return await asyncio.gather(*calls)
 
 
-async def received(groups: GroupCalls, bucket: Mapping[str, torch.Tensor], engines: int = 2) -> list[str | None]:
+async def received(groups: Sessions, bucket: Mapping[str, torch.Tensor], engines: int = 2) -> list[str | None]:
     """The calls to all engines for a bucket."""
     call = named(bucket)
-    key = bucket_key(call["group_name"], call["names"], call["dtypes"], call["shapes"])
+    key = sent_part(call["group_name"], call["names"], call["dtypes"], call["shapes"])
     return await asyncio.gather(*(groups.bucket(f"engine-{each}", key) for each in range(engines)))
 
 
-async def sent(groups: GroupCalls, trainer: TrainerRank, bucket: Mapping[str, torch.Tensor]) -> list[str | None]:
+async def sent(groups: Sessions, trainer: TrainerRank, bucket: Mapping[str, torch.Tensor]) -> list[str | None]:
     trainer.send(bucket)
     answers = await received(groups, bucket)
     assert trainer.done() == ""
@@ -108,21 +111,21 @@ async def test_what_the_trainer_broadcasts_to_two_engines_is_one_version_after_t
         assert list((tmp_path / "spool").iterdir()) == []
 
 
-def silent(trainer: TrainerRank, _: GroupCalls) -> None:
+def silent(trainer: TrainerRank, _: Sessions) -> None:
     trainer.stop()
 
 
-def dead(trainer: TrainerRank, _: GroupCalls) -> None:
+def dead(trainer: TrainerRank, _: Sessions) -> None:
     trainer.kill()
 
 
-def dead_between_two_tensors(trainer: TrainerRank, _: GroupCalls) -> None:
+def dead_between_two_tensors(trainer: TrainerRank, _: Sessions) -> None:
     trainer.send({"c": weights(1)[1]["c"]})
     assert trainer.done() == ""
     trainer.kill()
 
 
-def without_a_member(_: TrainerRank, groups: GroupCalls) -> None:
+def without_a_member(_: TrainerRank, groups: Sessions) -> None:
     pid = members(groups)[1]
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
@@ -130,9 +133,9 @@ def without_a_member(_: TrainerRank, groups: GroupCalls) -> None:
 
 @pytest.mark.parametrize("fate", [silent, dead, dead_between_two_tensors, without_a_member])
 async def test_an_update_that_its_trainer_breaks_off_is_an_error_and_no_version_and_the_next_trainer_can_begin(
-    tmp_path: Path, fate: Callable[[TrainerRank, GroupCalls], None]
+    tmp_path: Path, fate: Callable[[TrainerRank, Sessions], None]
 ) -> None:
-    async with answering(tmp_path, bucket_seconds=8.0) as (groups, published):
+    async with answering(tmp_path, part_seconds=8.0) as (groups, published):
         first, second = weights(1)
         with trainer_rank() as trainer:
             await joined(groups, trainer)
@@ -158,8 +161,9 @@ async def test_an_update_that_its_trainer_breaks_off_is_an_error_and_no_version_
 async def test_a_trainer_that_never_makes_its_group_holds_nothing_up(tmp_path: Path) -> None:
     async with answering(tmp_path, join_seconds=4.0) as (groups, _):
         group = TrainerGroup(name=GROUP, address=LOOPBACK, port=9, ranks=1, backend="gloo")
-        assert "was not joined" in str(await groups.init("engine-0", group, 1, kept=True))
+        assert "was not joined" in str(await groups.join("engine-0", group, 1, kept=True))
         assert members(groups) == [None]
+        groups.begin()
         assert "no group" in str(await received(groups, weights(1)[0], engines=1))
 
 
@@ -183,8 +187,9 @@ async def test_a_pause_in_the_middle_of_a_bucket_ends_the_members_that_wait_for_
     async with answering(tmp_path) as (groups, published):
         with trainer_rank() as trainer:
             await joined(groups, trainer)
+            groups.begin()
             waiting = asyncio.create_task(received(groups, weights(1)[0]))
-            while not groups._update.is_taking:  # noqa: ASYNC110 - a call has no event for having been made
+            while not groups._session.is_taking:  # noqa: ASYNC110 - a call has no event for having been made
                 await asyncio.sleep(0)
             groups.begin()
             assert "has not arrived" in str((await waiting)[0])

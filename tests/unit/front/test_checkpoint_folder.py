@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from refitd_client.checkpoint.opening import FileStat, Folder
-from refitd_front.areal.updates import CheckpointRefusedError, place_of, plain_files_of, unreadable
+from refitd_front.versions import CheckpointRefusedError, plain_files_of, root_of, unreadable
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_no_descriptor_stays_open(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", ["/elsewhere", "/root/../etc", "/root", "/root/a/../b", "/rooted/a"])
 def test_a_folder_is_taken_from_beneath_the_root_alone(path: str) -> None:
     with pytest.raises(CheckpointRefusedError, match="--checkpoints"):
-        place_of(Path(path), Path("/root"))
+        root_of(Path(path), [Path("/root")])
 
 
 def test_what_cannot_be_read_is_named_with_the_user_who_cannot_and_what_to_do(

@@ -1,10 +1,10 @@
-"""The gate of a facade: it holds back what comes while the trainer pauses, and not for ever."""
+"""The gate of the front: it holds back what comes while the trainer pauses, and not for ever."""
 
 import asyncio
 
 import pytest
 
-from refitd_front.areal.passing import PauseGate
+from refitd_front.pausing import PauseGate
 
 AT_ONCE = 0.001
 

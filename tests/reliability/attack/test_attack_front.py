@@ -1,4 +1,4 @@
-"""Attacks on a facade for AReaL: its port is open to whoever reaches it, and it has the engine's keys and the root."""
+"""Attacks on the front: its port is open to whoever reaches it, and it has the engine's keys and the root."""
 
 import base64
 import json
@@ -14,9 +14,8 @@ import httpx
 import psutil
 import pytest
 
-from refitd_front.areal.facade import MAX_GENERATE_BYTES
-from refitd_front.areal.passing import PASSED
-from support.areal import ArealServer
+from refitd_front.front import MAX_GENERATE_BYTES, PASSED
+from support.front import FrontServer
 from support.jobs import PATIENCE, PROMPT, RUN, Job, running, served_by
 from support.servers import API_KEY, EmbeddedServer, refitd_ended
 
@@ -32,17 +31,17 @@ OTHER_SPELLINGS = [
 
 @dataclass
 class Attacked:
-    """A facade, its engine and the folder that checkpoints are taken from."""
+    """The front, its engine and the folder that checkpoints are taken from."""
 
     job: Job
-    areal: ArealServer
+    areal: FrontServer
     fileroot: Path
 
     def post(self, path: str, body: object = None, headers: Mapping[str, str] | None = None) -> httpx.Response:
         return httpx.post(f"{self.areal.url}{path}", json=body, headers=headers, timeout=PATIENCE, trust_env=False)
 
     def raw(self, request: bytes) -> bytes:
-        """Send bytes that no HTTP library would send, and read until the facade closes the connection."""
+        """Send bytes that no HTTP library would send, and read until the front closes the connection."""
         with socket.create_connection(("127.0.0.1", self.areal.port), PATIENCE) as line:
             line.sendall(request)
             return b"".join(iter(lambda: line.recv(65536), b""))
@@ -52,7 +51,7 @@ class Attacked:
 
     @property
     def served_path(self) -> str:
-        """What the engine says, past the facade."""
+        """What the engine says, past the front."""
         headers = {"Authorization": f"Bearer {API_KEY}"}
         info = httpx.get(f"{self.job.engine.url}/model_info", headers=headers, timeout=PATIENCE, trust_env=False)
         return info.json()["model_path"]
@@ -66,12 +65,12 @@ class Attacked:
 @pytest.fixture(scope="module")
 def attacked(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[Attacked]:
     """One for all tests here: none of them may change what the engine serves."""
-    folder = tmp_path_factory.mktemp("facade")
+    folder = tmp_path_factory.mktemp("front")
     (folder / "fileroot").mkdir()
     with (
         EmbeddedServer(folder, models / "model_a") as engine,
         running(folder, engine) as job,
-        ArealServer(folder, job, "--engine", f"{engine.url}=0") as areal,
+        FrontServer(folder, job, "--engine", f"{engine.url}=0") as areal,
     ):
         before = served_by(engine)
         yield Attacked(job, areal, folder / "fileroot")
@@ -90,14 +89,14 @@ def test_no_other_spelling_of_a_path_reaches_the_engine(attacked: Attacked, mode
 
 
 def test_only_named_routes_reach_the_engine_each_with_its_method(attacked: Attacked) -> None:
-    """The engine has all of these. A facade with the admin key would carry them out for anybody."""
-    for path in ("/abort_request", "/flush_cache", "/set_internal_state", "/freeze_gc", "/server_info", "/metrics"):
+    """The engine has all of these. A front with the admin key would carry them out for anybody."""
+    for path in ("/set_internal_state", "/freeze_gc", "/server_info", "/metrics"):
         for method in ("GET", "POST", "PUT"):
             answer = httpx.request(method, attacked.areal.url + path, timeout=PATIENCE, trust_env=False)
             assert answer.status_code == 404, (method, path)
             assert "/generate" in answer.json()["detail"]
     refused = attacked.post("/weights_checker", {"action": "reset_tensors"})
-    assert (refused.status_code, "only one that writes" in refused.json()["message"]) == (409, True)
+    assert (refused.status_code, "behind refitd" in refused.json()["message"]) == (409, True)
     for path, method in PASSED.items():
         other = {"GET": "POST", "POST": "DELETE"}[method]
         answer = httpx.request(other, attacked.areal.url + path, timeout=PATIENCE, trust_env=False)
@@ -106,7 +105,7 @@ def test_only_named_routes_reach_the_engine_each_with_its_method(attacked: Attac
 
 
 @pytest.mark.parametrize("at", ["file", "folder above", "folder"])
-def test_a_link_in_a_checkpoint_publishes_no_file_of_the_facades_user(
+def test_a_link_in_a_checkpoint_publishes_no_file_of_the_fronts_user(
     attacked: Attacked, models: Path, tmp_path: Path, at: str
 ) -> None:
     secret = tmp_path / "outside" / "weight_update_v7"
@@ -133,7 +132,7 @@ def test_a_checkpoint_elsewhere_is_not_read(attacked: Attacked, models: Path) ->
         assert "--checkpoints" in answer.json()["message"], path
     os.mkfifo(attacked.fileroot / "pipe")
     answer = attacked.update(attacked.fileroot / "pipe")
-    assert (answer.status_code, "no folder" in answer.json()["message"]) == (400, True)
+    assert (answer.status_code, "Not a directory" in answer.json()["message"]) == (400, True)
 
 
 @pytest.mark.parametrize("headers", [{"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}])
@@ -163,7 +162,7 @@ def test_a_body_takes_no_more_memory_than_it_may(attacked: Attacked) -> None:
             for _ in range(300 * 2**20 // 2**16):
                 line.sendall(part)
         except ConnectionError:
-            pass  # the facade has hung up
+            pass  # the front has hung up
     assert process.memory_info().rss - before < 3 * MAX_GENERATE_BYTES
     said = attacked.raw(
         b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n" % (MAX_GENERATE_BYTES + 1)
@@ -187,23 +186,23 @@ def test_half_open_connections_shut_out_nobody(attacked: Attacked) -> None:
         assert health.status_code == 200
 
 
-def test_a_facade_with_a_token_is_closed_without_it(models: Path, tmp_path: Path) -> None:
+def test_the_front_with_a_token_is_closed_without_it(models: Path, tmp_path: Path) -> None:
     """AReaL has no setting for a header, but sends what stands before the host in its engines' addresses."""
-    token = tmp_path / "facade-token"
-    token.write_text("of-the-facade\n")
+    token = tmp_path / "front-token"
+    token.write_text("of-the-front\n")
     good = [
-        {"Authorization": "Bearer of-the-facade"},
-        {"Authorization": "Basic " + base64.b64encode(b"areal:of-the-facade").decode()},
+        {"Authorization": "Bearer of-the-front"},
+        {"Authorization": "Basic " + base64.b64encode(b"areal:of-the-front").decode()},
     ]
     bad = [
-        *({}, {"Authorization": "Bearer of-the-service"}, {"Authorization": "Basic of-the-facade"}),
-        {"Authorization": "Basic " + base64.b64encode(b"of-the-facade:").decode()},
+        *({}, {"Authorization": "Bearer of-the-service"}, {"Authorization": "Basic of-the-front"}),
+        {"Authorization": "Basic " + base64.b64encode(b"of-the-front:").decode()},
     ]
-    flags = ["--facade-token-file", str(token)]
+    flags = ["--front-token-file", str(token)]
     with (
         EmbeddedServer(tmp_path, models / "model_a") as engine,
         running(tmp_path, engine) as job,
-        ArealServer(tmp_path, job, "--engine", f"{engine.url}=0", *flags) as areal,
+        FrontServer(tmp_path, job, "--engine", f"{engine.url}=0", *flags) as areal,
     ):
         attacked = Attacked(job, areal, tmp_path)
         for path, method in {**PASSED, f"/{LOAD}": "POST", "/pause_generation": "POST", "/x": "GET"}.items():
@@ -214,12 +213,12 @@ def test_a_facade_with_a_token_is_closed_without_it(models: Path, tmp_path: Path
             body = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 1}}
             assert attacked.post("/generate", body, headers).status_code == 200
         port = str(areal.port)
-        with_it = httpx.get(f"http://areal:of-the-facade@127.0.0.1:{port}/model_info", timeout=PATIENCE)
+        with_it = httpx.get(f"http://areal:of-the-front@127.0.0.1:{port}/model_info", timeout=PATIENCE)
         assert with_it.status_code == 200
 
 
-def test_facades_that_others_can_reach_do_not_start_without_a_token(tmp_path: Path) -> None:
+def test_a_front_that_others_can_reach_does_not_start_without_a_token(tmp_path: Path) -> None:
     words = ["--root", str(tmp_path), "--run", "r", "--engine", "http://127.0.0.1:9=0", "--checkpoints", str(tmp_path)]
-    code, said = refitd_ended("areal", *words, "--host", "0.0.0.0")  # noqa: S104 - it is refused
+    code, said = refitd_ended("front", *words, "--listen", "0.0.0.0:0")
     assert code == 2
-    assert "reachable from other machines: set --facade-token-file" in said
+    assert "reachable from other machines: set --front-token-file" in said

@@ -1,0 +1,197 @@
+"""`refitd front`: a trainer speaks the protocol of its engines, and refitd writes their weights."""
+
+import asyncio
+import os
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from pydantic import SecretStr
+
+from refitd.api.options import LOOPBACK
+from refitd.cli.options import Json, TokenFile
+from refitd.cli.output import speaking
+from refitd.cli.publish import Root, Run
+from refitd.engine.address import check_url
+from refitd.tokens import FrontTokens
+
+_ENGINES = "Engines"
+Service = Annotated[
+    str, typer.Option("--service", "--url", metavar="URL", envvar="REFITD_URL", help="Where the service is")
+]
+Listen = Annotated[
+    str | None,
+    typer.Option(
+        "--listen",
+        metavar="HOST:PORT",
+        help="Address that stands for all engines of the run; beyond loopback only with a token. Without --engine: "
+        "127.0.0.1:8701",
+    ),
+]
+Named = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--engine",
+        metavar="URL=[HOST:]PORT",
+        rich_help_panel=_ENGINES,
+        help="An engine with an address of its own, for a trainer that calls each of its engines (0: any free port, "
+        "printed); repeatable. HOST is 127.0.0.1 unless it is said",
+    ),
+]
+Router = Annotated[
+    str | None,
+    typer.Option(metavar="URL", rich_help_panel=_ENGINES, help="Router that gets requests, in place of the engines"),
+]
+MaxBehind = Annotated[
+    int,
+    typer.Option(
+        min=0, metavar="STEPS", rich_help_panel=_ENGINES, help="Steps that an engine may be behind to get some"
+    ),
+]
+ApiKey = Annotated[
+    Path | None, typer.Option("--engine-key-file", rich_help_panel=_ENGINES, help="File with the engines' API key")
+]
+AdminKey = Annotated[
+    Path | None,
+    typer.Option("--engine-admin-key-file", rich_help_panel=_ENGINES, help="File with the engines' admin API key"),
+]
+Checkpoints = Annotated[
+    list[Path] | None,
+    typer.Option(
+        metavar="DIR",
+        help="Folder that the trainer saves checkpoints in: none from elsewhere is taken. Repeatable; for updates by "
+        "disk. AReaL's is its cluster.fileroot",
+    ),
+]
+BaseModel = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Checkpoint that the engines were started with: what the first patches change"),
+]
+FrontTokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--front-token-file",
+        metavar="FILE",
+        envvar="REFITD_FRONT_TOKEN_FILE",
+        help="File with the token that opens the front, or several, one a line; else REFITD_FRONT_TOKEN. Needed beyond "
+        "loopback. A trainer sends it as a bearer token, or from http://any:TOKEN@HOST:PORT",
+    ),
+]
+UpdateTimeout = Annotated[
+    float, typer.Option("--update-timeout", metavar="SECONDS", min=0.0, help="Longest time for one update")
+]
+
+
+def front(
+    root: Root,
+    run: Run,
+    service: Service = "http://127.0.0.1:8700",
+    listen: Listen = None,
+    checkpoints: Checkpoints = None,
+    base_model: BaseModel = None,
+    engine: Named = None,
+    router: Router = None,
+    max_behind: MaxBehind = 0,
+    engine_key_file: ApiKey = None,
+    engine_admin_key_file: AdminKey = None,
+    front_token_file: FrontTokenFile = None,
+    token_file: TokenFile = None,
+    update_timeout: UpdateTimeout = 600.0,
+    json: Json = False,
+) -> None:
+    """Stand between a trainer and its engines until SIGTERM or Ctrl-C.
+
+    The trainer calls this address as it called its engines: vLLM's weight transfer, SGLang's routes for weights, or
+    AReaL's. What it sends becomes a version, which the service brings to every engine of the run. Requests for answers
+    go on to the engines. --json makes what it says JSON lines.
+
+    \b
+    refitd front --root /shared/weights --run exp/trial --checkpoints /data/checkpoints
+    refitd front --root /shared/weights --run exp/trial --listen 0.0.0.0:8701 --front-token-file /run/secrets/front
+    """
+    with speaking(json=json):
+        addresses = dict(map(_parse, engine or ()))
+        for_all = _address(listen or "127.0.0.1:8701", "--listen")
+        tokens = _tokens(front_token_file, [host for host, _ in (for_all, *addresses.values())])
+        # Here, because only this command needs so much of the service.
+        from refitd.engine.http import Key
+        from refitd.observe.logs import configure_logs
+        from refitd_front.engines import OneEngine, RunEngines
+        from refitd_front.front import Front, allow_many_connections, serve_fronts
+        from refitd_front.passing import EngineKeys, EngineProxy
+        from refitd_front.sessions import Sessions, spool_of
+        from refitd_front.versions import Versions
+
+        configure_logs("json" if json else "auto")
+        allow_many_connections()
+        versions = Versions(
+            root,
+            run,
+            service,
+            checkpoints=[each.absolute() for each in checkpoints or ()],
+            base_model=None if base_model is None else base_model.absolute(),
+            timeout=update_timeout,
+            token_file=token_file,
+        )
+        versions.open()
+        sessions = Sessions(versions, spool_of(root, run))
+        sessions.open()
+        keys = EngineKeys(
+            reads=None if engine_key_file is None else Key(engine_key_file),
+            changes=Key(engine_admin_key_file or engine_key_file),
+            takes_callers=not tokens.are_set,
+        )
+        has_key = engine_key_file is not None
+        connect = partial(EngineProxy, keys=keys)
+        fronts = {
+            url: (Front(url, OneEngine(connect(url)), versions, sessions, tokens=tokens, has_key=has_key), *address)
+            for url, address in addresses.items()
+        }
+        if listen is not None or not addresses:
+            behind = None if router is None else check_url(router)
+            engines = RunEngines(service, token_file, run, connect, router=behind, max_behind=max_behind)
+            fronts[run] = Front(run, engines, versions, sessions, tokens=tokens, has_key=has_key), *for_all
+    asyncio.run(serve_fronts(fronts, versions, sessions, partial(_say, json=json)))
+
+
+def _tokens(file: Path | None, hosts: Iterable[str]) -> FrontTokens:
+    """The tokens of the front, which can be read now. `hosts` are where it listens.
+
+    Raises:
+        ValueError: they cannot be used, or there are none and other machines can reach a host.
+    """
+    secret = os.environ.get("REFITD_FRONT_TOKEN")
+    tokens = FrontTokens(file=file, secret=None if secret is None else SecretStr(secret))
+    try:
+        tokens.read()
+    except OSError as error:
+        raise ValueError(f"the token file {error.filename} cannot be read: {error.strerror}") from error
+    reachable = [host for host in hosts if host not in LOOPBACK]
+    if reachable and not tokens.are_set:
+        raise ValueError(f"host {reachable[0]} is reachable from other machines: set --front-token-file first")
+    return tokens
+
+
+def _say(name: str, url: str, *, json: bool) -> None:
+    """Say that it is ready: a line to people, a JSON object on a line to machines, as the log is."""
+    if json:
+        print(msgspec.json.encode({"event": "ready", "for": name, "url": url}).decode(), flush=True)
+    else:
+        print(f"refitd front: {name} ready on {url}", flush=True)
+
+
+def _address(text: str, option: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"{option} {text!r}: write HOST:PORT, such as 127.0.0.1:8701")
+    return host.strip("[]"), int(port)
+
+
+def _parse(text: str) -> tuple[str, tuple[str, int]]:
+    url, equals, address = text.rpartition("=")
+    if not equals:
+        raise ValueError(f"--engine {text!r}: write URL=PORT, such as http://127.0.0.1:30000=31000")
+    return check_url(url), _address(f"127.0.0.1:{address}" if address.isdecimal() else address, "--engine")

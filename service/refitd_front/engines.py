@@ -94,7 +94,7 @@ class RunEngines:
         while True:
             try:
                 self._engines, self._open = await asyncio.to_thread(self._look)
-                self._fault = "" if self._engines else f"no engine follows the run {self._run}"
+                self._fault = "" if self._engines else f"no engine follows the run {self._run}, and none is free to"
             except RefitError as error:  # what it said last goes on to hold: an engine that is gone answers nothing
                 self._fault = str(error)
             async with self._looked:
@@ -102,7 +102,9 @@ class RunEngines:
             await asyncio.sleep(LOOK_SECONDS)
 
     def _look(self) -> tuple[Sequence[Engine], frozenset[str]]:
-        engines = self._client.engines(run=self._run).items
+        known = self._client.engines().items
+        # Before the first version of the run the engines follow none: they are those that will follow it.
+        engines = [engine for engine in known if engine.run == self._run] or [e for e in known if e.run is None]
         if len(engines) < 2 or not any(engine.version for engine in engines):
             return engines, frozenset(engine.url for engine in engines if engine.unreachable_since is None)
         serving = self._client.engines(run=self._run, serves=">=0").items

@@ -20,6 +20,7 @@ from support.forked_group import forked_members
 
 pytestmark = pytest.mark.timeout(300)
 Tensors = dict[str, torch.Tensor]
+SAID = {"a": torch.ones(6, 4), "b": torch.ones(64, dtype=torch.uint8)}
 
 
 @pytest.fixture(autouse=True)
@@ -156,6 +157,36 @@ async def test_an_update_that_its_trainer_breaks_off_is_an_error_and_no_version_
                 assert await sent(groups, trainer, bucket) == [None, None]
             assert await groups.finish() is None
         assert [is_same(each, {**first, **second}) for each in published.versions] == [True]
+
+
+@pytest.mark.parametrize(
+    ("sent_instead", "named_in_it"),
+    [
+        ({"a": torch.ones(6, 3)}, "less was sent of tensor a than the 96 bytes"),
+        ({"a": torch.ones(6, 4).bfloat16()}, "less was sent of tensor a"),
+        ({"b": torch.ones(40, dtype=torch.uint8)}, "less was sent of tensor b than the 64 bytes"),
+        ({"a": torch.ones(6, 5)}, "has not arrived"),
+    ],
+)
+async def test_a_tensor_that_is_sent_in_another_size_than_its_call_says_is_an_error_and_no_version(
+    tmp_path: Path, sent_instead: Tensors, named_in_it: str
+) -> None:
+    """Gloo takes a shorter one for the whole: the end of the tensor would be what lay there before."""
+    async with answering(tmp_path, part_seconds=20.0) as (groups, published):
+        with trainer_rank() as trainer:
+            await joined(groups, trainer)
+            groups.begin()
+            trainer.send(SAID | sent_instead)
+            answers = await received(groups, SAID)
+        assert answers[0] == answers[1]
+        assert named_in_it in str(answers[0])
+        assert answers[0] == await groups.finish()
+        with trainer_rank() as trainer:
+            await joined(groups, trainer)
+            groups.begin()
+            assert await sent(groups, trainer, SAID) == [None, None]
+            assert await groups.finish() is None
+        assert [is_same(each, SAID) for each in published.versions] == [True]
 
 
 async def test_a_trainer_that_never_makes_its_group_holds_nothing_up(tmp_path: Path) -> None:

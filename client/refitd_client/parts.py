@@ -7,6 +7,7 @@ point says what the object is for, and `refitd_client.publish.ports` or the modu
     delta-checks  finds a delta's faults
     memory        brings versions to engines from the trainer's memory
     ranks         publishes what several ranks of a trainer have
+    sources       reads sources of weights, as vLLM's trainers have them
     stores        publishes into an object store
 
 A tree without a ring has no such entry point, and everything else works. The object is imported when it is needed.

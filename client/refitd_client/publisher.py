@@ -34,7 +34,7 @@ from refitd_client.http.publisher_client import ReceiversQuery, newest_known
 from refitd_client.parts import part
 from refitd_client.publish.attempt import PublishAttempt, PublishCall, PublisherContext
 from refitd_client.publish.options import ALL, Block, DurabilityPolicy, PublishOptions, Sharded
-from refitd_client.publish.ports import MemoryWay, ObjectStore, PublishRoute, deltas_of
+from refitd_client.publish.ports import MemoryWay, ObjectStore, PublishRoute, deltas_of, is_source, reading_of
 from refitd_client.publish.publication import Background, Handed, PendingPublication, Publication, Turn
 from refitd_client.publish.run_folder import RunFolder
 from refitd_client.publish.tracing import PublishTrace
@@ -45,7 +45,9 @@ from refitd_client.write.version_folder import Progress
 if TYPE_CHECKING:
     import torch
 
-    TrainerWeights = Mapping[str, Any] | torch.nn.Module | str | os.PathLike[str]
+    from refitd_client.publish.ports import WeightSource
+
+    TrainerWeights = Mapping[str, Any] | torch.nn.Module | str | os.PathLike[str] | WeightSource
 
 _log = logging.getLogger("refitd_client")
 DUE = "the files of what was handed over before were never written: these come first"
@@ -172,7 +174,8 @@ class WeightPublisher:
             weights: a state dict of torch tensors or numpy arrays, an `nn.Module` (its parameters and persistent
                 buffers), or the path of a checkpoint's folder with `*.safetensors`. With ranks the module or this
                 rank's state dict: DTensors, plain tensors that all ranks hold alike, plain parts described in
-                `sharded`, and tensors that only some ranks have (pipeline or expert parallel).
+                `sharded`, and tensors that only some ranks have (pipeline or expert parallel). Or a source of weights,
+                such as vLLM's `WeightSource`, which is read to its end once; with ranks all read theirs together.
             step: the trainer's step, above the last that this publisher published; the same on every rank.
             transport: how engines get it, the same on every rank (docs/transports.md). Without it by files, in full, as
                 with `disk`. `delta` writes only what changed since the version that engines serve, where there is one,
@@ -302,6 +305,9 @@ class RunPublisher:
         with self._call("publish"):
             self._background.settle()
             order = self._placed(call.step)
+            if is_source(weights):
+                reading = reading_of(weights)
+                weights = reading.kept(reading.shares([reading.word])[0])
             self._context.mappings.prune()
             trace, route, told, memory = PublishTrace(self._folder.run, call.step), None, None, self._context.memory
             if call.transport is not None:

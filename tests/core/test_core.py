@@ -138,6 +138,8 @@ def test_what_a_ring_would_do_is_refused_by_a_sentence(job: CoreJob, tmp_path: P
 import numpy, sys
 from refitd_client import PublishOptions, RefitError, WeightPublisher
 weights = {{"w": numpy.zeros(4, "float32")}}
+class Source(list):
+    def metadata(self): ...
 with WeightPublisher({str(tmp_path / "root")!r}, "other", {job.service.url!r}) as publisher:
     print(publisher.publish(weights, step=1, transport="delta").why_full)
     for transport in ("handover", "nccl", "gloo"):
@@ -146,6 +148,10 @@ with WeightPublisher({str(tmp_path / "root")!r}, "other", {job.service.url!r}) a
         except RefitError as error:
             print(error)
     print(publisher.publish(weights, step=3, transport="auto").handed.why)
+    try:
+        publisher.publish(Source(weights.items()), step=4)
+    except RefitError as error:
+        print(error)
 for more in ({{"root": "s3://bucket/prefix"}}, {{"root": "/tmp", "ranks": "all"}}):
     try:
         WeightPublisher(run="other", **more)
@@ -155,5 +161,6 @@ for more in ({{"root": "s3://bucket/prefix"}}, {{"root": "/tmp", "ranks": "all"}
     said = ran(PYTHON, "-c", program)
     assert "this installation of refitd makes no deltas" in said
     assert said.count("this installation of refitd brings no version from a trainer's memory") == 4
+    assert "reads no sources of weights: pass a state dict" in said
     assert "publishes into folders alone" in said
     assert "publishes from one process alone" in said

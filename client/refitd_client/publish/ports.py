@@ -1,18 +1,21 @@
 """What rings add to publishing, as the publisher calls it. Each is registered under a name of `refitd_client.parts`."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from refitd_client.contract.naming import Order
 from refitd_client.contract.wire import Notice
+from refitd_client.errors import PublishError
 from refitd_client.http.connection import Connection
 from refitd_client.http.publisher_client import ReceiversQuery
 from refitd_client.parts import part
 from refitd_client.publish.options import PublishOptions
 from refitd_client.publish.publication import Handed
 from refitd_client.publish.run_folder import RunFolder
+from refitd_client.tensors import is_module
 from refitd_client.ways import BY_FILES, Choice, Transport
 from refitd_client.write.content import Content, PlannedContent
 
@@ -195,3 +198,55 @@ class ObjectStore(Protocol):
             BucketError: the store cannot be read or written, or does not keep conditions of writes.
         """
         ...
+
+
+class WeightSource(Protocol):
+    """What vLLM's trainers pass for weights: it describes its parameters, and yields them whole with their names."""
+
+    def metadata(self) -> Sequence[Any]: ...
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]: ...
+
+
+class SourceReading(Protocol):
+    """A source of weights, read for one version by all ranks together (part `sources`: makes it, of this rank's)."""
+
+    @property
+    def word(self) -> Any:
+        """What this rank says of its source."""
+        ...
+
+    def shares(self, words: Iterable[Any]) -> Sequence[Any]:
+        """Decide what each rank keeps, by the words of all.
+
+        Raises:
+            InvalidWeightsError: ranks describe different parameters, or none holds one of them.
+        """
+        ...
+
+    def kept(self, share: Any) -> Mapping[str, Any]:
+        """Read the source to its end, which all ranks do alike, and return the tensors of a share.
+
+        Raises:
+            InvalidWeightsError: what it yields is not what it describes.
+        """
+        ...
+
+
+def is_source(weights: Any) -> bool:
+    """Whether what a trainer passes is a `WeightSource`."""
+    if isinstance(weights, (Mapping, str, os.PathLike)) or is_module(weights):
+        return False
+    return hasattr(weights, "__iter__") and callable(getattr(weights, "metadata", None))
+
+
+def reading_of(source: WeightSource) -> SourceReading:
+    """Begin to read a source.
+
+    Raises:
+        PublishError: this tree is without the ring.
+        InvalidWeightsError: what the source says of itself contradicts itself.
+    """
+    if (begin := part("sources")) is None:
+        raise PublishError("this installation of refitd reads no sources of weights: pass a state dict")
+    return begin(source)

@@ -25,6 +25,7 @@ from refitd_client.files import durable
 from refitd_client.files.plain_file import open_plain, plain_file, read_at
 from refitd_client.publish.attempt import PublishCall
 from refitd_client.publish.options import PublishOptions
+from refitd_client.publish.ports import SourceReading, is_source, reading_of
 from refitd_client.sharded import orders
 from refitd_client.sharded.export import RankExport
 from refitd_client.sharded.holdings import Holding, HoldingsReader, NamingOptions, gpu_of, samples_of
@@ -177,6 +178,7 @@ class Follower:
         self._slot = SlotCopier(rank, ranks, threads_of_rank(ranks), check_finite=check_finite)
         self.export = RankExport(folder, rank, check_finite=check_finite)
         self.shadow = RankShadow(options.delta_rules, stream=options.shadow == "stream", check_finite=check_finite)
+        self._source: tuple[SourceReading, PublishCall] | None = None
         self._holdings: dict[str, Holding] = {}
         self._staging = folder
         self._claims: list[Claim] = []
@@ -184,26 +186,39 @@ class Follower:
         self._task_claims: list[Claim] | None = None
         self._parts: tuple[orders.RankTask, list[SentPart]] | None = None
 
-    def open(self, weights: Any, call: PublishCall) -> orders.Opening | orders.FailedReply:
-        """Begin a publication: list what this rank holds."""
+    def open(self, weights: Any, call: PublishCall) -> orders.Opening | orders.SourceOpening | orders.FailedReply:
+        """Begin a publication: list what this rank holds, or say what its source does."""
         try:
-            self._holdings = self._listed.read(weights, call.sharded or {})
-            self._claims = [holding.claim for holding in self._holdings.values()]
-            is_known = self._task is not None and self._claims == self._task_claims
-            return orders.Opening(
-                step=call.step,
-                layout=self._task.number if self._task is not None else 0,
-                claims=None if is_known else self._claims,
-                samples=samples_of(self._holdings.values()),
-                transport=call.transport,
-                place=None if call.transport is None else self._place(),
-                durable=self._options.durable,
-                delta_rules=self.shadow.rules,
-                shadow=self.shadow.number_of(self._holdings),
-                is_on_gpu=gpu_of(self._holdings) is not None,
-            )
+            if not is_source(weights):
+                return self._opened(weights, call)
+            self._source = reading, _ = reading_of(weights), call
+            return orders.SourceOpening(word=reading.word)
         except Exception as error:
             return orders.FailedReply(error=portable(error))
+
+    @property
+    def source(self) -> tuple[SourceReading, PublishCall]:
+        """The source that this rank was passed, and the call. Raises PublishError: it was passed none."""
+        if self._source is None:
+            raise PublishError("this rank was asked for a source of weights, and was passed none")
+        return self._source
+
+    def _opened(self, weights: Any, call: PublishCall) -> orders.Opening:
+        self._holdings = self._listed.read(weights, call.sharded or {})
+        self._claims = [holding.claim for holding in self._holdings.values()]
+        is_known = self._task is not None and self._claims == self._task_claims
+        return orders.Opening(
+            step=call.step,
+            layout=self._task.number if self._task is not None else 0,
+            claims=None if is_known else self._claims,
+            samples=samples_of(self._holdings.values()),
+            transport=call.transport,
+            place=None if call.transport is None else self._place(),
+            durable=self._options.durable,
+            delta_rules=self.shadow.rules,
+            shadow=self.shadow.number_of(self._holdings),
+            is_on_gpu=gpu_of(self._holdings) is not None,
+        )
 
     def _place(self) -> TrainerPlace:
         tensors = [each.tensor for each in self._holdings.values() if each.tensor.numel()]
@@ -213,16 +228,17 @@ class Follower:
         """Carry an order out. A failure is an answer, too, because rank 0 waits for one."""
         try:
             match order:
+                case orders.SourceOrder():
+                    reading, call = self.source
+                    return self._opened(reading.kept(order.share), call)
                 case orders.CopyOrder():
                     task, folder = self._take(order.task), self._folder / order.staging
                     scans = self._slot.copy(folder, task, self._claims, self._holdings, scanned=order.fingerprints)
                     return orders.CopiedReply(scans=scans)
                 case orders.BlocksOrder():
                     return orders.BlocksReply(digests=self._slot.digests())
-                case orders.WriteOrder():
-                    return self._write(order)
-                case orders.DigestOrder():
-                    return self._digest(order)
+                case orders.WriteOrder() | orders.DigestOrder():
+                    return self._write(order) if isinstance(order, orders.WriteOrder) else self._digest(order)
                 case orders.LendOrder():
                     return self.export.lend(order, self._parts_of(order.task), self._holdings)
                 case orders.SendOrder() | orders.EndOrder():
@@ -250,7 +266,7 @@ class Follower:
         self._slot.end()
         self.export.stop()
         self.shadow.release()
-        self._holdings = {}
+        self._source, self._holdings = None, {}
 
     def _take(self, task: orders.RankTask | None) -> orders.RankTask:
         """The task of an order, which may be that of the last time."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from refitd_client.contract.manifest import ManifestFile
 from refitd_client.delta.change import Indices
@@ -38,6 +39,20 @@ class Opening:
     delta_rules: DeltaRules = field(default_factory=DeltaRules)
     shadow: int = 0
     is_on_gpu: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOpening:
+    """A rank has called `publish` with a source of weights, of which it says `word` (`publish.ports`)."""
+
+    word: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOrder:
+    """Read your source to its end, and keep this share of it. The reply is an `Opening`."""
+
+    share: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,10 +244,10 @@ class FailedReply:
 
 
 RankOrder = (
-    WriteOrder | DigestOrder | CopyOrder | BlocksOrder | LendOrder | SendOrder | EndOrder | KeepOrder | CompareOrder
-    | GatherOrder
+    SourceOrder | WriteOrder | DigestOrder | CopyOrder | BlocksOrder | LendOrder | SendOrder | EndOrder | KeepOrder
+    | CompareOrder | GatherOrder
 )  # fmt: skip
-RankReply = DoneReply | CopiedReply | BlocksReply | LentReply | SentReply | ChangesReply | FailedReply
+RankReply = Opening | DoneReply | CopiedReply | BlocksReply | LentReply | SentReply | ChangesReply | FailedReply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,16 @@ from refitd_client.publish.publication import Publication, Turn
 from refitd_client.sharded.follower import Follower
 from refitd_client.sharded.holdings import NamingOptions, compare_samples
 from refitd_client.sharded.layout import AgreedLayout, Claim, lay_out
-from refitd_client.sharded.orders import FailedReply, Opening, PublishedOutcome, RankOrder, RankReply, RefusedOutcome
+from refitd_client.sharded.orders import (
+    FailedReply,
+    Opening,
+    PublishedOutcome,
+    RankOrder,
+    RankReply,
+    RefusedOutcome,
+    SourceOpening,
+    SourceOrder,
+)
 from refitd_client.sharded.rank_group import RankGroup, portable, portable_service_error, succeeded
 from refitd_client.sharded.shared_shards import LeadState, SharedShards
 from refitd_client.transport.sending import SEND_SECONDS
@@ -44,11 +53,11 @@ class Lead:
         self._base = options.base()
         self._agreed: AgreedLayout | None = None
 
-    def publish(self, opening: Opening | FailedReply, call: PublishCall) -> Publication:
+    def publish(self, opening: Opening | SourceOpening | FailedReply, call: PublishCall) -> Publication:
         """Lead a publication, and tell all ranks how it ended."""
         group = self.state.rank_group
         try:
-            content = self._content(group.hear_all(opening, f"come to publish step {call.step}"))
+            content = self._content(self._openings(group.hear_all(opening, f"come to publish step {call.step}")))
             publication = self.publisher.publish(content, call).committed()
         except BaseException as error:
             if isinstance(error, ServiceError) and isinstance(error.publication, Publication):
@@ -58,6 +67,27 @@ class Lead:
             raise
         self._tell(publication, None)
         return publication
+
+    def _openings(self, came: Sequence[Opening | SourceOpening | FailedReply]) -> Sequence[Opening | FailedReply]:
+        """What all ranks hold. Where they come with sources, all read theirs first, and keep a share each.
+
+        Raises:
+            PublishError: a rank could not begin, or some come with a source and some do not.
+            InvalidWeightsError: their sources do not make up one model.
+        """
+        begun: list[Opening | SourceOpening] = succeeded(came)
+        opened = [each for each in begun if isinstance(each, Opening)]
+        words = [each.word for each in begun if isinstance(each, SourceOpening)]
+        if not words:
+            return opened
+        if opened:
+            some = f"{len(words)} of {len(begun)} ranks pass a source of weights"
+            raise PublishError(f"{some}, and the others do not: either all of them do, or none")
+        group, follower = self.state.rank_group, self.state.follower
+        reading, _ = follower.source
+        asked = [SourceOrder(share=share) for share in reading.shares(words)]
+        group.tell_all(asked, are_orders=True)
+        return group.hear_all(follower.answer(asked[0]), "read its source")
 
     def _content(self, openings: Sequence[Opening | FailedReply]) -> Content:
         base = self._base
@@ -312,11 +342,11 @@ class RankPublisher:
     def _published(self, weights: Any, call: PublishCall) -> Publication:
         checked = _attempted(lambda: call.checked(self._connection, of_ranks=True))
         if isinstance(checked, FailedReply):
-            opening: Opening | FailedReply = checked
+            opening: Opening | SourceOpening | FailedReply = checked
         else:
             opening, call = self._follower.open(weights, checked), checked
         if self._lead is None:
-            return self._follow(opening, call.step)
+            return self._follow(opening, call)
         publication = self._lead.publish(opening, replace(call, sharded=None))
         self._follower.shadow.keep_only(self._lead.state.shadow_count.number)
         return publication
@@ -331,9 +361,9 @@ class RankPublisher:
                     self._held.close()
                     self._turn.is_ending = False
 
-    def _follow(self, opening: Opening | FailedReply, step: int) -> Publication:
-        reply: Opening | RankReply = opening
-        longer = 0.0 if isinstance(opening, FailedReply) or opening.transport is None else SEND_SECONDS
+    def _follow(self, opening: Opening | SourceOpening | FailedReply, call: PublishCall) -> Publication:
+        reply: SourceOpening | RankReply = opening
+        longer = 0.0 if isinstance(opening, FailedReply) or call.transport is None else SEND_SECONDS
         while True:
             try:
                 self._turn.require_open()
@@ -350,7 +380,9 @@ class RankPublisher:
                 case order if isinstance(order, RankOrder):
                     reply = self._follower.answer(order)
                 case other:
-                    raise PublishError(f"rank 0 says {other!r} in publishing step {step}: do all ranks run one refitd?")
+                    raise PublishError(
+                        f"rank 0 says {other!r} in publishing step {call.step}: do all ranks run one refitd?"
+                    )
 
     def _publication(self, published: PublishedOutcome) -> Publication:
         """The publication as this rank sees it, whose root may be mounted at another path."""

@@ -40,6 +40,7 @@ from refitd_client.contract.wire import (
     RunChange,
     RunGlance,
     Version,
+    VersionPage,
     WaitResult,
 )
 from refitd_client.transport.memory import boot_id, host_name
@@ -125,9 +126,14 @@ class _ProblemError(Exception):
 
 @dataclass(slots=True)
 class StandIn:
-    """What the service says. `outcomes` answer waits, in order, the last one for ever; `asked` is the log."""
+    """What the service says. `outcomes` answer waits, in order, the last one for ever; `asked` is the log.
+
+    `root` is the name of the root that it watches, and `folder` where that is.
+    """
 
     url: str = ""
+    root: str | None = None
+    folder: str | None = None
     token: str | None = None
     ready: bool = True
     versions: list[Version] = field(default_factory=list)
@@ -221,14 +227,17 @@ def _app(state: StandIn) -> FastAPI:  # noqa: C901 - a table of routes
         ]
         found.sort(key=lambda each: (each.created_at if run is None else "", each.generation, each.step), reverse=True)
         more = str(cursor + limit) if len(found) > cursor + limit else None
-        return _say(Page(items=found[cursor : cursor + limit], next_cursor=more))
+        page = found[cursor : cursor + limit]
+        return _say(VersionPage(items=page, next_cursor=more, root=state.root, folder=state.folder))
 
     @app.post("/v1/versions")
     async def announce(request: Request) -> Response:
         notice = msgspec.json.decode(await request.body(), type=Notice)
         state.bodies.append(notice)
         generation = 2 if (notice.path or "").endswith(".g2") else 1
-        version = make_version(notice.step, run=notice.run, generation=generation, state=VersionState.ANNOUNCED)
+        version = make_version(
+            notice.step, run=notice.run, generation=generation, state=VersionState.ANNOUNCED, metadata=notice.metadata
+        )
         version = replace(version, engines=[on_version(engine, version.id) for engine in state.engines])
         state.versions.append(version)
         return _say(version, 202)

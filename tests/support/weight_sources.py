@@ -2,9 +2,11 @@
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import distributed
 
 
@@ -19,6 +21,11 @@ class ParamMeta:
 
 def described(tensors: Mapping[str, torch.Tensor]) -> list[ParamMeta]:
     return [ParamMeta(name, each.dtype, tuple(each.shape)) for name, each in tensors.items()]
+
+
+def read(folder: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a checkpoint."""
+    return {name: each for file in sorted(folder.glob("*.safetensors")) for name, each in load_file(file).items()}
 
 
 class Source:

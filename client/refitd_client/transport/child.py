@@ -22,7 +22,7 @@ from typing import Literal
 import msgspec
 
 from refitd_client.contract.decoding import json_decoder
-from refitd_client.transport.offer import DevicePlace, GroupTransfer, OfferLayout
+from refitd_client.transport.offer import GroupTransfer, OfferLayout
 from refitd_client.transport.script import ShardTable
 
 MAX_REPLY = 2**20  # bytes
@@ -81,8 +81,7 @@ class JoinGroup(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """To a member: join the group that a trainer makes, with its store at this address, as one of its ranks.
 
     `group` is the group's name, `size` the number of its ranks; with `nccl`, `device` is the number of the GPU.
-    `protocol` is whose kind of group it is. Of vLLM's, `unique_id` is NCCL's id of the group where the trainer has
-    sent it, b"" where it is in the store. `within` as above.
+    `within` as above.
     """
 
     address: str
@@ -93,68 +92,16 @@ class JoinGroup(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     backend: Literal["gloo", "nccl"]
     device: int
     within: float
-    protocol: Literal["torch", "vllm"] = "torch"
-    unique_id: bytes = b""
-
-
-Named = list[tuple[str, str, tuple[int, ...]]]
-"""Tensors: (name, safetensors' dtype, shape) of each."""
-ALL_TOGETHER = 2**62
 
 
 class TakeTensors(msgspec.Struct, tag=True, frozen=True, kw_only=True):
-    """To a member: take part in the broadcasts of tensors, in turn.
+    """To a member: take part in one broadcast for each tensor, in turn.
 
-    `together` is None where each tensor has a broadcast of its own. Else their bytes come side by side, in broadcasts
-    that end with the tensor by which they have more than so many bytes (vLLM's packed buffers; SGLang's flattened
-    bucket is `ALL_TOGETHER`). `file` is a safetensors file that is made of them, "" where they are dropped. `within` as
-    above.
+    `tensors` are (name, safetensors' dtype, shape); `file` is a safetensors file that is made of them, "" where they
+    are dropped. `within` as above.
     """
 
-    tensors: Named
-    file: str
-    within: float
-    together: int | None = None
-
-
-class TakePatches(msgspec.Struct, tag=True, frozen=True, kw_only=True):
-    """To a member: take part in two broadcasts for each tensor: flat indices (int32), and the values there.
-
-    `counts` says how many of each, `tensors` what they change. `files` are the safetensors files that have these
-    tensors, and are written to; none where the patches are dropped. `within` as above.
-    """
-
-    tensors: Named
-    counts: list[int]
-    files: list[str]
-    within: float
-
-
-class GpuTensor(msgspec.Struct, frozen=True, kw_only=True):
-    """A contiguous tensor in another process's GPU memory, as torch shares it.
-
-    `counter` is where torch counts who still reads there: a file of shared memory, and a number in it. `event` is a
-    handle of what has to happen on the GPU before it is read, b"" for nothing.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
-    place: DevicePlace
-    counter: tuple[str, int]
-    event: bytes
-
-
-class CopyTensors(msgspec.Struct, tag=True, frozen=True, kw_only=True):
-    """To a member: copy tensors out of GPU memory of processes on its host, and say that they are read.
-
-    `sources` has for each tensor the same on one or several GPUs; where `packed`, for all tensors together: bytes, in
-    which they lie side by side. What is packed may be named again in the orders that follow. `file` as above. `within`
-    as above.
-    """
-
-    tensors: Named
-    sources: list[list[GpuTensor]]
-    packed: bool
+    tensors: list[tuple[str, str, tuple[int, ...]]]
     file: str
     within: float
 
@@ -203,7 +150,7 @@ class OrderFailed(msgspec.Struct, tag=True, frozen=True):
     reason: str
 
 
-Order = Open | Send | Receive | LookAround | JoinGroup | TakeTensors | TakePatches | CopyTensors
+Order = Open | Send | Receive | LookAround | JoinGroup | TakeTensors
 Reply = Opened | TransferSent | Received | Surroundings | MemberReady | OrderFailed
 _ORDERS: msgspec.json.Decoder[Order | StopWaiting] = json_decoder(Order | StopWaiting)
 _REPLIES: msgspec.json.Decoder[Reply] = json_decoder(Reply)

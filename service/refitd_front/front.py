@@ -42,8 +42,8 @@ _PATH_SEGMENT = rb"(?!\.{1,2}(?:/|$))[A-Za-z0-9._~-]+"
 _PLAIN = re.compile(rb"/(?:%b(?:/%b)*)?" % (_PATH_SEGMENT, _PATH_SEGMENT))
 METHODS = ["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"]
 _INFORMS = (
-    *("/v1/models", "/model_info", "/get_model_info", "/version"),
-    *("/health", "/health_generate", "/ping", "/ready", "/load"),
+    *("/v1/models", "/model_info", "/get_model_info", "/get_weight_version", "/version"),
+    *("/health", "/health_generate", "/ping", "/ready", "/load", "/v1/loads"),
 )
 _TELLING_KEYS = ("/server_info", "/get_server_info")
 _GENERATING = (
@@ -127,12 +127,13 @@ class Front:
         large = [Middleware(RequestLimit, most=MAX_GENERATE_BYTES, is_read=False, memory=MEMORY)]
         small = [Middleware(RequestLimit, is_read=False)]
         calls = {**self._sglang.routes(), **self._vllm.routes()}
+        looks = {**self._sglang.looks(), **self._vllm.looks()}
         routes = [
             *(
                 Route(path, call, methods=["POST"], middleware=large if path in _NAMING else small)
                 for path, call in calls.items()
             ),
-            *(Route(path, call, methods=["GET"]) for path, call in self._vllm.looks().items()),
+            *(Route(path, call, methods=["GET"]) for path, call in looks.items()),
             *(Route(path, _refuse, methods=METHODS) for path in REFUSED),
             *(Route(path, self._through, methods=[method], middleware=large) for path, method in self._passed.items()),
             *(Route(abort.route, self._to_all, methods=["POST"], middleware=large) for abort in ABORTS.values()),

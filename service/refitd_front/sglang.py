@@ -16,6 +16,7 @@ AReaL's server has the routes of SGLang by other names, which stand on the right
                                            /areal_set_update_weight_meta, /areal_update_weights_xccl
 /destroy_weights_update_group            the group is left
 /pull_weights                            slime's and miles': names the folder that a later load is about
+/post_process_weights                    done: an engine that loads a version quantises it by itself
 /end_weight_update                       what was received becomes a version that engines serve
 /continue_generation                     likewise, and requests are let through
                                            /areal_continue_generation
@@ -40,11 +41,15 @@ from refitd_front.versions import Versions
 Handler = Callable[[Request], Awaitable[Response]]
 UNREADABLE = (ValueError, msgspec.MsgspecError, RecursionError)
 """What reading a call's body raises, where it is none."""
+_FILES = frozenset({None, "auto", "safetensors"})
+_Selector = Literal["all", "target"]
+"""The models that tensors are of. A version is a whole model: one of a draft model alone is none."""
 
 
 class _Update(msgspec.Struct, frozen=True):
     model_path: str
     weight_version: str | None = None
+    load_format: str | None = None
 
 
 class _LoadAdapter(msgspec.Struct, frozen=True):
@@ -59,6 +64,10 @@ class _Pull(msgspec.Struct, frozen=True):
 
 class _Pause(msgspec.Struct, frozen=True):
     mode: Literal["abort", "retract", "in_place"] = "abort"
+
+
+class _Begin(msgspec.Struct, frozen=True):
+    selector: _Selector = "all"
 
 
 class _Group(msgspec.Struct, frozen=True):
@@ -86,6 +95,7 @@ class _Bucket(msgspec.Struct, frozen=True, kw_only=True):
     group_name: str = "weight_update_group"
     load_format: str | None = None
     weight_version: str | None = None
+    selector: _Selector = "all"
 
 
 class SglangCalls:
@@ -96,8 +106,8 @@ class SglangCalls:
         self._sessions = sessions
         self._versions = versions
         self._gate = gate
-        self._named: UpdatePart | None = None  # by the call before the one that takes it
-        self._pulled: dict[str, Path] = {}
+        self._named: tuple[UpdatePart, str | None] | None = None  # by the call before the one that takes it
+        self._pulled: tuple[str, Path] | None = None
 
     def routes(self) -> Mapping[str, Handler]:
         """Return what answers each path."""
@@ -115,9 +125,14 @@ class SglangCalls:
             self._name: ("/areal_set_update_weight_meta",),
             self._take_named: ("/areal_update_weights_xccl",),
             self._pull: ("/pull_weights",),
+            self._quantise: ("/post_process_weights",),
             self._flush: ("/flush_cache",),
         }
         return {path: handler for handler, paths in named.items() for path in paths}
+
+    def looks(self) -> Mapping[str, Handler]:
+        """Return what answers each path by GET, as all these trainers flush."""
+        return {"/flush_cache": self._flush}
 
     async def _pause(self, request: Request) -> Response:
         try:
@@ -136,7 +151,11 @@ class SglangCalls:
             return JSONResponse({"message": f"generation goes on with the weights of before: {fault}"}, status_code=400)
         return JSONResponse({"message": "Generation continued successfully.", "status": "ok"})
 
-    async def _begin(self, _: Request) -> Response:
+    async def _begin(self, request: Request) -> Response:
+        try:
+            from_json(await request.body() or b"{}", _Begin)
+        except UNREADABLE as error:
+            return _said(f"no update has begun: {error}")
         self._sessions.begin()
         return _said(None)
 
@@ -149,11 +168,17 @@ class SglangCalls:
         except UNREADABLE:
             fault: str | None = "the body is no JSON object with model_path"
         else:
-            path = self._pulled.get(call.model_path) or Path(call.model_path)
-            fault = await self._versions.serve(path, call.weight_version)
+            fault = await self._loaded(call)
         content: dict[str, Any] = {"success": fault is None, "num_paused_requests": 0}
         message = "Succeeded to update model weights." if fault is None else fault
         return JSONResponse({**content, "message": message}, status_code=200 if fault is None else 400)
+
+    async def _loaded(self, call: _Update) -> str | None:
+        if call.load_format not in _FILES:
+            return f"load_format is {call.load_format}, and engines get a version as safetensors: leave it out"
+        local, pulled = self._pulled or ("", Path())
+        path = pulled if call.model_path == local else Path(call.model_path)
+        return await self._versions.serve(path, call.weight_version)
 
     async def _load_adapter(self, request: Request) -> Response:
         try:
@@ -169,14 +194,24 @@ class SglangCalls:
         return JSONResponse({"success": True, "error_message": None, "loaded_adapters": {}})
 
     async def _pull(self, request: Request) -> Response:
-        """Remember which folder is meant: each engine's host would copy it to the local folder, and load that."""
+        """Remember which folder is meant: each engine's host would copy it to the local folder, and load that.
+
+        Version 0 is what the engines were started with. A trainer that pulls it begins.
+        """
         try:
             call = from_json(await request.body(), _Pull)
             folder = Path(call.source_dir) / f"weight_v{call.target_version:06d}"
-            self._versions.check_folder(folder)
+            if call.target_version:
+                await self._versions.look(folder)
         except UNREADABLE as error:
             return _said(f"the weights cannot be pulled: {error}")
-        self._pulled[call.local_checkpoint_dir] = folder
+        if call.target_version:
+            self._pulled = call.local_checkpoint_dir, folder
+        else:
+            self._versions.begin_anew()
+        return _said(None)
+
+    async def _quantise(self, _: Request) -> Response:
         return _said(None)
 
     async def _flush(self, _: Request) -> Response:
@@ -213,18 +248,21 @@ class SglangCalls:
             if call.load_format not in {None, "auto", "flattened_bucket"}:
                 raise PartRefusedError(f"its load_format is {call.load_format}, and only flattened_bucket is one")
             is_flat = call.load_format == "flattened_bucket"
-            self._named = sent_part(call.group_name, call.names, call.dtypes, call.shapes, is_flat=is_flat)
+            part = sent_part(call.group_name, call.names, call.dtypes, call.shapes, is_flat=is_flat)
         except UNREADABLE as error:
             return f"the bucket cannot be taken: {error}"
-        if call.weight_version is not None:
-            self._sessions.name(call.weight_version)
+        self._named = part, call.weight_version
         return None
 
     async def _take_named(self, _: Request) -> Response:
-        part, self._named = self._named, None
-        if part is None:
+        named, self._named = self._named, None
+        if named is None:
             return _said("the bucket cannot be taken: /areal_set_update_weight_meta has to name its tensors first")
-        return _said(await self._sessions.bucket(self._engine, part))
+        part, label = named
+        fault = await self._sessions.bucket(self._engine, part)
+        if fault is None and label is not None:
+            self._sessions.name(label)
+        return _said(fault)
 
 
 def announced_group(call: _Init) -> TrainerGroup:

@@ -135,7 +135,7 @@ class Versions:
         self._turn = asyncio.Lock()
         self._publisher: WeightPublisher | None = None
         self._newest: int | None = None
-        self._is_new_trainer = False
+        self._is_new_trainer = True  # it is started with its trainer
         self._base: Path | None = None  # the files of what engines serve
         self._done: dict[_Identity, Publication] = {}
         self.under_way = 0
@@ -173,6 +173,18 @@ class Versions:
                 f"{str(path)!r} is no absolute path: the trainer and refitd may start from different folders"
             )
         root_of(path, self._checkpoints)
+
+    async def look(self, path: Path) -> _Identity:
+        """Look whether a folder can be taken, and is there; return what tells one content of it from the next.
+
+        Raises:
+            CheckpointRefusedError: it cannot, or is not.
+        """
+        self.check_folder(path)
+        try:
+            return await asyncio.to_thread(_identity, path)
+        except OSError as error:
+            raise unreadable(path, error) from error
 
     async def serve(self, path: Path, label: str | None = None) -> str | None:
         """Publish a folder, once for all calls, and wait until engines serve it; return why they do not, or None.
@@ -216,12 +228,7 @@ class Versions:
 
     async def _published(self, path: Path, label: str | None) -> Publication:
         async with self._turn:
-            self.check_folder(path)
-            try:
-                identity = await asyncio.to_thread(_identity, path)
-            except OSError as error:
-                raise unreadable(path, error) from error
-            identity = (*identity, label)
+            identity = (*await self.look(path), label)
             if identity not in self._done:
                 self._done = {identity: await asyncio.to_thread(self._publish, path, label)}
             return self._done[identity]

@@ -160,12 +160,12 @@ class VllmCalls:
         except UNREADABLE as error:
             return _said(f"the version is not named: {error}", "")
         if name == self._versions.served:
-            return JSONResponse({"success": True, "new_version": name})
+            return JSONResponse({"success": True, "message": "Weight version updated", "new_version": name})
         fault = (
             f"engines serve {self._versions.served or 'no version of this front'}, and a version keeps its name: give "
             "weight_version with the update (/finish_weight_update, /update_weights_from_disk)"
         )
-        return JSONResponse({"success": False, **_error(fault)}, status_code=400)
+        return JSONResponse({"success": False, "message": fault, **_error(fault)}, status_code=400)
 
     async def _world_size(self, _: Request) -> Response:
         return JSONResponse({"world_size": 1})

@@ -27,7 +27,7 @@ class Place:
     """A trial's checkpoints on disk, and the root beside them."""
 
     def __init__(self, folder: Path, url: str) -> None:
-        self.root, self.weights = folder / "root", folder / "weights"
+        self.root, self.weights, self.url = folder / "root", folder / "weights", url
         self.root.mkdir()
         self.taken = Versions(self.root, RUN, url, checkpoints=[self.weights], timeout=1.0)
 
@@ -50,6 +50,23 @@ async def test_the_old_layout_s_one_folder_is_published_at_each_update(place: Pl
         os.utime(folder, ns=(made, made))  # as a folder that is made again
         await place.taken.serve(folder)
     assert place.versions == ["v000001", "v000002"]
+
+
+async def test_a_trainer_that_begins_its_numbers_again_is_taken_by_a_front_that_was_started_with_it(
+    place: Place,
+) -> None:
+    """slime's and NeMo-RL's do after each start, and say nothing else of it where they update by disk."""
+    await place.taken.serve(write_model(place.weights / "weight_v000003", tensors(3)), "3")
+    again = write_model(place.weights / "weight_v000001", tensors(1))
+    assert "not above 3" in str(await place.taken.serve(again, "1"))
+    place.taken.close()
+    place.taken = Versions(place.root, RUN, place.url, checkpoints=[place.weights], timeout=1.0)
+    await place.taken.serve(again, "1")
+    await place.taken.serve(write_model(place.weights / "weight_v000002", tensors(2)), "2")
+    assert place.versions == ["v000001.g2", "v000002.g2", "v000003"]
+    place.taken.begin_anew()  # or it says so: by a group, or by pulling version 0
+    await place.taken.serve(write_model(place.weights / "weight_v000001", tensors(4)), "1")
+    assert place.versions == ["v000001.g2", "v000001.g3", "v000002.g2", "v000003"]
 
 
 async def test_an_update_and_a_failure_are_one_line_of_the_log_for_all_engines_together(

@@ -70,7 +70,7 @@ def labels_of(client: RefitClient, run: str) -> set[str]:
 
 
 _ASK_SECONDS = 10.0
-_ELSEWHERE = {  # by the key that tells it, the most telling first
+_RECEIVED_ELSEWHERE = {  # by the key that tells it, the most telling first
     "nccl_unique_id_b64": "nccl",
     "master_address": "nccl",
     "ipc_handles": "ipc",
@@ -222,7 +222,7 @@ class VLLMWeightSyncClient:
 
 
 def _refused(what: str, info: Mapping[str, Any]) -> TransportRefusedError:
-    backend = next((backend for key, backend in _ELSEWHERE.items() if key in info), None)
+    backend = next((backend for key, backend in _RECEIVED_ELSEWHERE.items() if key in info), None)
     named = f"the backend {backend}" if backend else f"another backend ({', '.join(sorted(map(str, info))) or 'empty'})"
     return TransportRefusedError(
         f"this {what} is of {named}, whose weights a process in the workers' place receives. This client takes "

@@ -34,10 +34,11 @@ from refitd_client.http.publisher_client import ReceiversQuery, newest_known
 from refitd_client.parts import part
 from refitd_client.publish.attempt import PublishAttempt, PublishCall, PublisherContext
 from refitd_client.publish.options import ALL, Block, DurabilityPolicy, PublishOptions, Sharded
-from refitd_client.publish.ports import MemoryWay, ObjectStore, PublishRoute, deltas_of, is_source, reading_of
+from refitd_client.publish.ports import MemoryWay, ObjectStore, PublishRoute, deltas_of, reading_of
 from refitd_client.publish.publication import Background, Handed, PendingPublication, Publication, Turn
 from refitd_client.publish.run_folder import RunFolder
 from refitd_client.publish.tracing import PublishTrace
+from refitd_client.tensors import is_source
 from refitd_client.ways import BY_FILES, Choice, Transport
 from refitd_client.write.content import WeightsReader, casts_for, fp8_blocks
 from refitd_client.write.version_folder import Progress

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from os import PathLike
 from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
@@ -165,6 +166,13 @@ def is_tensor(value: object) -> bool:
 def is_module(value: object) -> bool:
     torch: Any = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.nn.Module)
+
+
+def is_source(value: object) -> bool:
+    """Whether it describes what iterating it yields (`publish.ports.WeightSource`), and is no other weights."""
+    if isinstance(value, (Mapping, str, PathLike)) or is_module(value):
+        return False
+    return hasattr(value, "__iter__") and callable(getattr(value, "metadata", None))
 
 
 def torch_source(name: str, tensor: Any, casts: Casts) -> TensorSource:

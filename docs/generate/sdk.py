@@ -51,6 +51,7 @@ _DUNDER = {"__enter__", "__exit__", "__init__"}
 
 def sdk_page() -> str:
     """The page."""
+    from refitd_client.front import VLLMWeightSyncClient
     from refitd_client.trainers.transformers import RefitCallback  # transformers, with peft, takes seconds to import
     from refitd_plan.planner import plan
 
@@ -62,6 +63,7 @@ def sdk_page() -> str:
         "## Publishing",
         *(_entry(public[name]) for name in _PUBLISH),
         _entry(RefitCallback, module=True),
+        _entry(VLLMWeightSyncClient, module=True),
         "## Answers of engines",
         ANSWERS,
         *(_entry(each) for each in (spans, TokenSpan, TokenCounts)),

@@ -52,6 +52,6 @@ def test_every_example_of_the_page_publishes_what_it_says(tmp_path: Path) -> Non
         assert run_ranks(2, tmp_path, _run_as_torchrun, tmp_path / "two", [example], free_port()) == [None, None], at
     _run(0, 1, tmp_path / "one", [example for example in EXAMPLES if example not in collective])
     runs = [*(tmp_path / "two" / "exp").iterdir(), *(tmp_path / "one" / "exp").iterdir()]
-    assert {run.name for run in runs} == {"fsdp2", "parts", "one", "masters", "fp8"}
+    assert {run.name for run in runs} == {"fsdp2", "parts", "one", "source", "masters", "fp8"}
     assert all(published.versions(run) == ["v000001"] for run in runs)
     assert published.where(tmp_path / "two" / "exp" / "fsdp2" / "v000001").keys() == {"weight", "bias"}

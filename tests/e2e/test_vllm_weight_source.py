@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sysconfig
 from pathlib import Path
@@ -38,12 +39,14 @@ def said_by(*words: str) -> Any:
     return json.loads(found[0])
 
 
-def test_a_module_source_of_two_ranks_of_fsdp2_is_published_tensor_for_tensor(
+def test_a_module_source_of_two_ranks_of_fsdp2_is_published_tensor_for_tensor_and_one_of_parts_is_refused(
     vllm_models: Path, tmp_path: Path
 ) -> None:
     model = vllm_models / "model_b"
     launched = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    assert said_by(*launched, TRAINER, "ranks", str(tmp_path), "run", str(model)) == ["run~v000001"]
+    refused, version = said_by(*launched, TRAINER, "ranks", str(tmp_path), "run", str(model))
+    assert version == "run~v000001"
+    assert re.match(r"InvalidWeightsError: rank \d: tensor \S+ is yielded as .* sources yield whole tensors", refused)
     published.check_by_blocks(tmp_path / "run/v000001")
     found, trained = read(tmp_path / "run/v000001"), read(model)
     assert found.keys() == trained.keys()

@@ -3,10 +3,10 @@
     source_trainer.py serve ROOT RUN URL TOKEN MODEL FOLDER LABEL …
         has refitd's client updated with each folder, then publishes MODEL as vLLM's source of weights
     source_trainer.py ranks ROOT RUN MODEL
-        the same source of two ranks of FSDP2, started by torchrun
+        the same source of two ranks of FSDP2, started by torchrun, after one that yields each rank's parts
 
-Prints a JSON list: of each update "" or the error's text. Runs where vLLM is installed; what refitd's client needs
-beside it is in the folder OWN_PACKAGES.
+Prints a JSON list: of each update "" or the error's text, or of what each source came to. Runs where vLLM is installed;
+what refitd's client needs beside it is in the folder OWN_PACKAGES.
 """
 
 import json
@@ -24,6 +24,7 @@ from vllm.distributed.weight_transfer.base import (
     VLLMWeightSyncClient,
     WeightSource,
 )
+from vllm.distributed.weight_transfer.m2n_source import DTensorModuleSource
 
 sys.path.append(os.environ["OWN_PACKAGES"])
 
@@ -84,11 +85,15 @@ def ranks(root: str, run: str, model: str) -> None:
     mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
     for layer in loaded.model.layers:
         fully_shard(layer, mesh=mesh)
-    source = ModuleSource(fully_shard(loaded, mesh=mesh))
+    module = fully_shard(loaded, mesh=mesh)
     with WeightPublisher(root, run, ranks="all") as publisher:
-        published = publisher.publish(source, step=1)
+        try:
+            publisher.publish(DTensorModuleSource(module, distributed.get_world_size()), step=1)
+        except RefitError as error:
+            refused = f"{type(error).__name__}: {error}"
+        published = publisher.publish(ModuleSource(module), step=1)
     if publisher.rank == 0:
-        print("SAID " + json.dumps([published.version_id]))
+        print("SAID " + json.dumps([refused, published.version_id]))
     distributed.destroy_process_group()
 
 

@@ -1,6 +1,5 @@
 """What rings add to publishing, as the publisher calls it. Each is registered under a name of `refitd_client.parts`."""
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,6 @@ from refitd_client.parts import part
 from refitd_client.publish.options import PublishOptions
 from refitd_client.publish.publication import Handed
 from refitd_client.publish.run_folder import RunFolder
-from refitd_client.tensors import is_module
 from refitd_client.ways import BY_FILES, Choice, Transport
 from refitd_client.write.content import Content, PlannedContent
 
@@ -231,13 +229,6 @@ class SourceReading(Protocol):
             InvalidWeightsError: what it yields is not what it describes.
         """
         ...
-
-
-def is_source(weights: Any) -> bool:
-    """Whether what a trainer passes is a `WeightSource`."""
-    if isinstance(weights, (Mapping, str, os.PathLike)) or is_module(weights):
-        return False
-    return hasattr(weights, "__iter__") and callable(getattr(weights, "metadata", None))
 
 
 def reading_of(source: WeightSource) -> SourceReading:

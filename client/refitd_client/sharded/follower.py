@@ -25,7 +25,7 @@ from refitd_client.files import durable
 from refitd_client.files.plain_file import open_plain, plain_file, read_at
 from refitd_client.publish.attempt import PublishCall
 from refitd_client.publish.options import PublishOptions
-from refitd_client.publish.ports import SourceReading, is_source, reading_of
+from refitd_client.publish.ports import SourceReading, reading_of
 from refitd_client.sharded import orders
 from refitd_client.sharded.export import RankExport
 from refitd_client.sharded.holdings import Holding, HoldingsReader, NamingOptions, gpu_of, samples_of
@@ -34,6 +34,7 @@ from refitd_client.sharded.parts import SentPart, flat_part, not_finite_here, se
 from refitd_client.sharded.rank_group import portable
 from refitd_client.sharded.rank_shadow import RankShadow
 from refitd_client.sharded.rank_slot import SlotCopier
+from refitd_client.tensors import is_source
 from refitd_client.transport.choice import TrainerPlace
 from refitd_client.transport.schedule import Strip, cut
 from refitd_client.transport.sending import place_of_process

@@ -12,7 +12,7 @@ from refitd_client import InvalidWeightsError, PublishError, PublishOptions, Wei
 from refitd_client.contract.states import Kind
 from refitd_client.publish import ports
 from refitd_client.publish.options import DeltaRules
-from refitd_client.publish.ports import is_source
+from refitd_client.tensors import is_source
 from refitd_client.trainers.weight_source import WholeReading
 from support import published
 from support.stand_in_service import make_engine, stand_in

@@ -1,0 +1,167 @@
+"""SGLang's calls at the front of two engines, and what these serve: every way in which its trainers update."""
+
+import shutil
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+
+from refitd_client.contract.states import EngineState
+from refitd_front.sessions import spool_of
+from support.front import FrontServer
+from support.jobs import RUN, Job, running, served_by
+from support.servers import EmbeddedServer
+from support.sglang_trainer import Tensors, sglang_trainer, tensors_of
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+LAST = "model.norm.weight"
+
+
+class Updated:
+    """Two engines of a run, and the front of both."""
+
+    def __init__(self, job: Job, engines: list[EmbeddedServer], front: FrontServer, folder: Path) -> None:
+        self.job, self.engines, self.front, self.folder = job, engines, front, folder
+
+    @property
+    def answers(self) -> list[list[int]]:
+        """Each engine's own, past the front: one that is paused gives none."""
+        return [served_by(engine).answer for engine in self.engines]
+
+    @property
+    def labels(self) -> list[str]:
+        return [served_by(engine).label for engine in self.engines]
+
+    @property
+    def is_well(self) -> bool:
+        """Whether no engine is paused or in doubt, and nothing that has come lies about."""
+        engines = self.job.client.engines().items
+        spool = spool_of(self.job.root, RUN)
+        return (
+            all(engine.state is EngineState.IN_SYNC and not engine.paused for engine in engines)
+            and not [file for file in spool.rglob("*") if file.is_file()]
+        )  # fmt: skip
+
+    def saved(self, model: Path, name: str) -> Path:
+        return Path(shutil.copytree(model, self.folder / name))
+
+
+@pytest.fixture
+def updated(models: Path, tmp_path: Path) -> Generator[Updated]:
+    (tmp_path / "second").mkdir()
+    (tmp_path / "fileroot").mkdir()
+    with (
+        EmbeddedServer(tmp_path, models / "model_a") as one,
+        EmbeddedServer(tmp_path / "second", models / "model_a") as two,
+        running(tmp_path, one, "--engine", two.url) as job,
+        FrontServer(tmp_path, job) as front,
+    ):
+        yield Updated(job, [one, two], front, tmp_path / "fileroot")
+
+
+def test_each_way_of_sglangs_trainers_brings_all_engines_to_what_a_clean_load_of_the_same_weights_answers(
+    models: Path, tmp_path: Path, updated: Updated
+) -> None:
+    (tmp_path / "clean").mkdir()
+    with EmbeddedServer(tmp_path / "clean", models / "model_b") as clean:
+        expected = {"model_a": updated.answers[0], "model_b": served_by(clean).answer}
+    assert expected["model_a"] != expected["model_b"]
+    weights = {name: tensors_of(models / name) for name in expected}
+    with sglang_trainer(updated.front.url) as trainer:
+        assert trainer.connect() == ""
+        ways = [
+            lambda label, name: trainer.by_disk(updated.saved(models / name, label), label),
+            lambda label, name: trainer.as_slime(weights[name], label),
+            lambda label, name: trainer.as_miles(weights[name], label),
+            lambda label, name: trainer.by_pull(
+                updated.saved(models / name, f"weight_v{int(label):06d}").parent, int(label)
+            ),
+        ]
+        for number, way in enumerate(ways, start=1):
+            for label, name in ((str(2 * number), "model_b"), (str(2 * number + 1), "model_a")):
+                assert way(label, name) == ""
+                assert updated.answers == [expected[name]] * 2, (number, name)
+                assert updated.labels == [label, label]
+        assert trainer.generates
+    assert updated.is_well
+
+
+def _with_nan(tensors: Tensors) -> Tensors:
+    return {**tensors, LAST: torch.full_like(tensors[LAST], torch.nan)}
+
+
+def _unknown(tensors: Tensors) -> Tensors:
+    return {**tensors, "model.layers.7.no_such.weight": torch.ones(4)}
+
+
+def _lacking(tensors: Tensors) -> Tensors:
+    return {name: each for name, each in tensors.items() if name != LAST}
+
+
+def _turned(tensors: Tensors) -> Tensors:
+    name = "model.embed_tokens.weight"
+    return {**tensors, name: tensors[name].t().contiguous()}
+
+
+def test_weights_that_are_wrong_are_an_error_in_a_sentence_and_the_next_ones_are_served(
+    models: Path, updated: Updated
+) -> None:
+    before = updated.answers
+    good = tensors_of(models / "model_b")
+    assert {"model.embed_tokens.weight", LAST} < good.keys()
+    with sglang_trainer(updated.front.url) as trainer:
+        assert trainer.connect() == ""
+        cases = {_with_nan: "NaN", _unknown: "no_such", _lacking: LAST, _turned: "model.embed_tokens.weight"}
+        for number, (way, (wrong, named)) in enumerate(product((trainer.as_slime, trainer.as_miles), cases.items())):
+            said = way(wrong(good), str(number + 1))
+            assert named in said, (wrong, said)
+            trainer.post("continue_generation")  # as one does that goes on all the same
+            assert trainer.generates
+            assert (updated.answers, updated.labels) == (before, ["default"] * 2), wrong
+        assert trainer.as_slime(good, "100") == ""
+        assert updated.labels == ["100", "100"]
+        assert "not above 100" in trainer.as_miles(tensors_of(models / "model_a"), "100")
+        assert updated.labels == ["100", "100"]
+        assert updated.answers[0] == updated.answers[1] != before[0]
+    assert updated.is_well
+
+
+def _shorter(tensors: Tensors) -> Tensors:
+    return {**tensors, LAST: tensors[LAST][:-1].clone()}
+
+
+def _longer(tensors: Tensors) -> Tensors:
+    return {**tensors, LAST: tensors[LAST].float()}
+
+
+def test_a_broadcast_that_is_not_what_its_calls_say_or_whose_trainer_dies_is_an_error_and_the_next_one_is_served(
+    models: Path, updated: Updated
+) -> None:
+    before, good = updated.answers, tensors_of(models / "model_b")
+    for number, wrong in enumerate((_shorter, _longer, None), start=1):
+        with sglang_trainer(updated.front.url) as trainer, ThreadPoolExecutor() as threads:
+            assert trainer.connect() == ""
+            if wrong is None:
+                trainer.pause()
+                assert trainer.broadcast(dict(list(good.items())[:5]), most=2) == ""
+                said = threads.submit(trainer.announce, dict(list(good.items())[5:8]))
+                trainer.rank.send(dict(list(good.items())[5:6]))  # the first of three
+                assert trainer.rank.done() == ""
+                trainer.rank.kill()
+                refused = said.result()
+            else:
+                refused = trainer.as_slime(wrong(good), str(number), good)
+            assert "has not arrived" in refused
+            assert "has not arrived" in trainer.post("continue_generation")
+            assert trainer.generates
+            assert (updated.answers, updated.labels) == (before, ["default"] * 2), wrong
+            assert updated.is_well
+    with sglang_trainer(updated.front.url) as trainer:
+        assert trainer.connect() == ""
+        assert trainer.as_miles(good, "1") == ""
+    assert updated.labels == ["1", "1"]
+    assert updated.answers[0] == updated.answers[1] != before[0]
+    assert updated.is_well

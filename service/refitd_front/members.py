@@ -5,6 +5,7 @@ others drop it, since all get the same. A group is of no use when one of its mem
 """
 
 import asyncio
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
@@ -23,6 +24,8 @@ from refitd_client.transport.child import (
     OrderFailed,
     Reply,
     Surroundings,
+    TakeHandles,
+    TakePatches,
     TakeTensors,
 )
 from refitd_client.transport.sending import NCCL, QUIET
@@ -38,14 +41,24 @@ class MemberLostError(Exception):
     """The group was not joined, or is of no use any more. The message is a sentence."""
 
 
+class NotKeptError(Exception):
+    """The members have taken part, and could not keep what came: the group goes on. The message is a sentence."""
+
+
 class TrainerGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """A group as the trainer's calls to all engines announce it. `ranks` are those of all engines together."""
+    """A group as the trainer's calls to all engines announce it. `ranks` are those of all engines together.
+
+    `vllm` is NCCL as vLLM's weight transfer makes it, `ipc` no group: the trainer's memory is read. `chunk` is the size
+    at which tensors are packed, 0 where each is sent by itself; `unique_id` is NCCL's, where the trainer sends it.
+    """
 
     name: str
     address: str
     port: int
     ranks: int
-    backend: Literal["gloo", "nccl", "ipc"]
+    backend: Literal["gloo", "nccl", "vllm", "ipc"]
+    chunk: int = 0
+    unique_id: str = ""
 
 
 class GroupMembers:
@@ -74,7 +87,8 @@ class GroupMembers:
             [
                 JoinGroup(
                     address=group.address, port=group.port, group=group.name, rank=number + 1, size=group.ranks + 1,
-                    backend="gloo" if group.backend == "gloo" else "nccl", device=number, within=within,
+                    backend="nccl" if group.backend == "ipc" else group.backend, device=number, within=within,
+                    unique_id=group.unique_id,
                 )
                 for number in range(group.ranks)
             ],
@@ -92,12 +106,26 @@ class GroupMembers:
 
         Raises:
             MemberLostError: not all have arrived in time. No process is left.
+            NotKeptError: they cannot be kept.
         """
-        if part.counts or part.is_flat or part.handles is not None:
-            raise MemberLostError("this kind of part is not taken yet")
-        files = [str(folder / file) if file else "", *[""] * (self._group.ranks - 1)]
-        orders = [TakeTensors(tensors=list(part.tensors), file=each, within=within) for each in files]
-        await self._answers(orders, within)
+        tensors, others = list(part.tensors), self._group.ranks - 1
+        orders: list[Order]
+        if part.handles is not None:
+            by_gpu, is_packed = list(part.handles.by_gpu), part.handles.is_packed
+            orders = [TakeHandles(tensors=tensors, handles=by_gpu, is_packed=is_packed, file=str(folder / file))]
+        elif part.counts:
+            files = [str(folder / each) for each in patched]
+            orders = [
+                TakePatches(tensors=tensors, counts=list(part.counts), files=each, within=within)
+                for each in (files, *[[]] * others)
+            ]
+        else:
+            chunk = sys.maxsize if part.is_flat else self._group.chunk
+            names = [str(folder / file) if file else "", *[""] * others]
+            orders = [TakeTensors(tensors=tensors, file=each, within=within, chunk=chunk) for each in names]
+        for reply in await self._answers(orders, within):
+            if isinstance(reply, OrderFailed):
+                raise NotKeptError(reply.reason)
 
     async def end(self) -> None:
         await asyncio.to_thread(self.kill)
@@ -124,14 +152,15 @@ class GroupMembers:
 
 def hinders_group(group: TrainerGroup, seen: Surroundings) -> str | None:
     """Why this host cannot stand for the engines in a group, and what to do; None where it can. Pure."""
-    if group.backend == "nccl" and seen.gpus < group.ranks:
+    if group.backend != "gloo" and seen.gpus < group.ranks:
         return (
             f"the trainer makes a group of NCCL, in which each of the engines' {group.ranks} ranks needs a GPU, and "
             f"'refitd front' sees {seen.gpus}: run it where there are as many (CUDA_VISIBLE_DEVICES without the "
             f"trainer's), {_BY_FILES}"
         )
-    if group.backend not in seen.backends:
-        return f"the torch of 'refitd front' has no {group.backend}: install one that has it, {_BY_FILES}"
+    needed = "nccl" if group.backend == "vllm" else group.backend
+    if needed not in seen.backends:
+        return f"the torch of 'refitd front' has no {needed}: install one that has it, {_BY_FILES}"
     return None
 
 
@@ -140,8 +169,8 @@ def _answer(child: GroupChild, order: Order, within: float) -> Reply:
         reply = child.ask(order, within)
     except ChildLostError as error:
         raise MemberLostError(str(error)) from error
-    if isinstance(reply, OrderFailed):
+    if isinstance(reply, OrderFailed) and not reply.in_step:
         raise MemberLostError(reply.reason)
-    if not isinstance(reply, MemberReady | Surroundings):
+    if not isinstance(reply, MemberReady | Surroundings | OrderFailed):
         raise MemberLostError(f"a member has answered {type(reply).__name__}")
     return reply

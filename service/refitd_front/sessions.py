@@ -28,7 +28,7 @@ import structlog
 
 from refitd_client.transport.memory import PREFIX, SHARED_MEMORY
 from refitd_front.assembly import Assembly, Kind, PartRefusedError, UpdatePart
-from refitd_front.members import GroupMembers, MemberLostError, TrainerGroup
+from refitd_front.members import GroupMembers, MemberLostError, NotKeptError, TrainerGroup
 from refitd_front.versions import CheckpointRefusedError, Versions
 
 JOIN_SECONDS = 120.0
@@ -235,6 +235,9 @@ class Sessions:
                 session.patched = await self._versions.copy_base(session.folder)
             file = f"bucket-{number:05}.safetensors" if joined.kept else ""
             await joined.members.take(part, session.folder, file, session.patched or (), self._part_seconds)
+        except NotKeptError as error:
+            log.error("a part of an update cannot be kept", group=part.group, bucket=number, error=str(error))
+            return str(session.assembly.broken(str(error)))
         except (MemberLostError, CheckpointRefusedError, OSError) as error:
             joined.is_usable = False
             await joined.members.end()

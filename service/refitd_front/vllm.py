@@ -13,6 +13,7 @@
 /reset_prefix_cache               done: an engine that loads a version keeps nothing of the one before
 """
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -135,7 +136,7 @@ class VllmCalls:
         if info.ipc_handles is not None:
             raise ValueError("ipc_handles cannot come over HTTP: vLLM's client sends ipc_handles_pickled")
         if info.ipc_handles_pickled is not None:
-            handles = read_handles(info.ipc_handles_pickled, info.tensor_sizes)
+            handles = await asyncio.to_thread(read_handles, info.ipc_handles_pickled, info.tensor_sizes)
         part = sent_part(
             GROUP, info.names, info.dtype_names, info.shapes, counts=info.num_updates_list, handles=handles
         )
@@ -210,7 +211,9 @@ def announced_group(info: _InitInfo) -> TrainerGroup | None:
         address=info.master_address or "",
         port=info.master_port or 0,
         ranks=info.world_size - 1,
-        backend="nccl",
+        backend="vllm",
+        chunk=info.packed_buffer_size_bytes if info.packed else 0,
+        unique_id=info.nccl_unique_id_b64 or "",
     )
 
 

@@ -80,8 +80,9 @@ class LookAround(msgspec.Struct, tag=True, frozen=True):
 class JoinGroup(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """To a member: join the group that a trainer makes, with its store at this address, as one of its ranks.
 
-    `group` is the group's name, `size` the number of its ranks; with `nccl`, `device` is the number of the GPU.
-    `within` as above.
+    `group` is the group's name, `size` the number of its ranks; with NCCL, `device` is the number of the GPU. The
+    backend `vllm` is NCCL in a group as vLLM's weight transfer makes it; `unique_id` is NCCL's in base64, where the
+    trainer has sent it and makes no store. `within` as above.
     """
 
     address: str
@@ -89,21 +90,68 @@ class JoinGroup(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     group: str
     rank: int
     size: int
-    backend: Literal["gloo", "nccl"]
+    backend: Literal["gloo", "nccl", "vllm"]
     device: int
     within: float
+    unique_id: str = ""
+
+
+NamedTensor = tuple[str, str, tuple[int, ...]]
+"""A tensor's name, its dtype as safetensors name it, and its shape."""
 
 
 class TakeTensors(msgspec.Struct, tag=True, frozen=True, kw_only=True):
-    """To a member: take part in one broadcast for each tensor, in turn.
+    """To a member: take part in the broadcasts of these tensors, in turn.
 
-    `tensors` are (name, safetensors' dtype, shape); `file` is a safetensors file that is made of them, "" where they
-    are dropped. `within` as above.
+    `file` is a safetensors file that is made of them, "" where they are dropped. With `chunk` 0 each tensor is a
+    broadcast. Else tensors are packed side by side, until they are more than `chunk` bytes. `within` as above.
     """
 
-    tensors: list[tuple[str, str, tuple[int, ...]]]
+    tensors: list[NamedTensor]
     file: str
     within: float
+    chunk: int = 0
+
+
+class TakePatches(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """To a member: take part in the broadcasts of patches, in turn: of each tensor the flat indices and the values.
+
+    `tensors` are those that change, and `counts` how many of their elements. `files` are the safetensors files that
+    have them, which are changed in place; none where the patches are dropped. `within` as above.
+    """
+
+    tensors: list[NamedTensor]
+    counts: list[int]
+    files: list[str]
+    within: float
+
+
+class MemoryHandle(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor in another process's GPU memory, as torch's `reduce_tensor` describes it."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: str
+    handle: bytes
+    storage_bytes: int
+    storage_offset: int
+    counter: bytes
+    counter_offset: int
+    event: bytes
+    event_sync: bool
+
+
+class TakeHandles(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """To a member: copy these tensors from another process's GPU memory into a safetensors file that is made.
+
+    `handles` has a handle of each tensor by the id of the GPU; or one of a buffer, in which they lie side by side.
+    """
+
+    tensors: list[NamedTensor]
+    handles: list[dict[str, MemoryHandle]]
+    is_packed: bool
+    file: str
 
 
 class StopWaiting(msgspec.Struct, tag=True, frozen=True):
@@ -145,12 +193,13 @@ class MemberReady(msgspec.Struct, tag=True, frozen=True):
 
 
 class OrderFailed(msgspec.Struct, tag=True, frozen=True):
-    """The order was not carried out, and why."""
+    """The order was not carried out, and why. `in_step`: the member has taken part, and can carry out the next one."""
 
     reason: str
+    in_step: bool = False
 
 
-Order = Open | Send | Receive | LookAround | JoinGroup | TakeTensors
+Order = Open | Send | Receive | LookAround | JoinGroup | TakeTensors | TakePatches | TakeHandles
 Reply = Opened | TransferSent | Received | Surroundings | MemberReady | OrderFailed
 _ORDERS: msgspec.json.Decoder[Order | StopWaiting] = json_decoder(Order | StopWaiting)
 _REPLIES: msgspec.json.Decoder[Reply] = json_decoder(Reply)

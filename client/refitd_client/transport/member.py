@@ -1,24 +1,20 @@
-"""What a member process does: it joins a group that a trainer makes for its engines, as a rank of one of these.
+"""What a member process does: it is a rank of the engines in a trainer's group, and writes what comes to files.
 
-It takes part in the trainer's broadcasts. The tensors go to a file, or are dropped.
-
-The group is made as trainers make one beside their own (OpenRLHF's `init_custom_process_group`, which AReaL and SGLang
-have copied): torch's rendezvous over TCP, a prefix of the group's name, and torch's own helper. Each rank has a process
-of its own, since the helper takes a name once in a process, and NCCL one GPU.
+Each rank has a process of its own, since torch takes a group's name once in a process, and NCCL one GPU. A member that
+cannot keep what comes takes part all the same, so that the trainer is not left in a broadcast; then it says why.
 """
 
 import mmap
 import os
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
-from datetime import timedelta
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as distributed
 
-from refitd_client.checkpoint.header import Entry, encode, file_order
+from refitd_client.checkpoint.header import Entry, encode, file_order, locate
 from refitd_client.errors import InvalidWeightsError
 from refitd_client.files.plain_file import open_plain
 from refitd_client.tensors import TORCH_NAMES
@@ -26,27 +22,33 @@ from refitd_client.transport.child import (
     JoinGroup,
     LookAround,
     MemberReady,
+    MemoryHandle,
+    NamedTensor,
     Order,
     OrderFailed,
     Reply,
     Surroundings,
+    TakeHandles,
+    TakePatches,
     TakeTensors,
 )
 from refitd_client.transport.membership import TransferError, WaitLimit, first_line
 from refitd_client.transport.memory import view
 from refitd_client.transport.sending import available
+from refitd_client.transport.trainer_groups import Broadcast, join
 
-c10d: Any = distributed.distributed_c10d  # torch's types leave out what makes a group beside the default one
-dist: Any = distributed
-_TRAINER_RANK = 0
 _CHANCE_BYTES = 16
+
+
+class PatchRefusedError(ValueError):
+    """A patch does not fit the weights that it changes. The message is a sentence."""
 
 
 class MemberProcess:
     """The work of a member process. `work` raises nothing for what others do."""
 
     def __init__(self) -> None:
-        self._group: Any = None
+        self._receive: Broadcast | None = None
         self._device = "cpu"
 
     def work(self, order: Order, stopped: Callable[[], bool]) -> Reply:
@@ -55,9 +57,13 @@ class MemberProcess:
                 case LookAround():
                     return Surroundings(backends=sorted(available()), gpus=torch.cuda.device_count())
                 case JoinGroup():
-                    self._join(order)
+                    self._receive, self._device = join(order)
                 case TakeTensors():
-                    self._take(order, WaitLimit(order.within, stopped))
+                    return self._take(order, WaitLimit(order.within, stopped))
+                case TakePatches():
+                    return self._patch(order, WaitLimit(order.within, stopped))
+                case TakeHandles():
+                    _copy(order)
                 case _:
                     return OrderFailed("it is a member, and sends nothing")
         except (TransferError, InvalidWeightsError, OSError, ValueError, RuntimeError) as error:
@@ -67,66 +73,86 @@ class MemberProcess:
     def end(self) -> None:
         """Nothing of it outlives the process: the file is its parent's."""
 
-    def _join(self, order: JoinGroup) -> None:
-        """Join. Raises RuntimeError, ValueError: the group was not made in time."""
-        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # the store is the trainer's, not that of a torchrun
-        if order.backend == "nccl":
-            self._device = f"cuda:{order.device}"
-            torch.cuda.set_device(order.device)
-        within = timedelta(seconds=order.within)
-        method = f"tcp://{order.address}:{order.port}"
-        store, rank, size = next(c10d.rendezvous(method, order.rank, order.size, timeout=within))
-        store.set_timeout(within)
-        store = c10d.PrefixStore(order.group, store)
-        backend = c10d.Backend(order.backend)
-        group, _ = c10d._new_process_group_helper(  # noqa: SLF001 - what all who make such a group call
-            size, rank, [], backend, store, group_name=order.group, timeout=within, group_desc=order.group
-        )
-        c10d._world.pg_group_ranks[group] = {each: each for each in range(size)}  # noqa: SLF001 - as above
-        self._group = group
-
-    def _take(self, order: TakeTensors, waiting: WaitLimit) -> None:
-        if self._group is None:
-            raise TransferError("it is in no group")
-        entries = [Entry(name=name, dtype=dtype, shape=shape) for name, dtype, shape in order.tensors]
-        if not order.file:
-            self._drop(entries, waiting)
-            return
-        with _tensors_of(Path(order.file), entries) as tensors:
-            for entry in entries:
-                place = tensors.pop(entry.name)
-                if self._device == "cpu":
-                    with _whole(entry.name, place):
-                        self._broadcast(place, waiting)
+    def _take(self, order: TakeTensors, waiting: WaitLimit) -> Reply:
+        entries = _entries(order.tensors)
+        with ExitStack() as stack:
+            tensors: dict[str, torch.Tensor] = {}
+            hindrance: Exception | None = None
+            if order.file:
+                try:
+                    tensors = stack.enter_context(_tensors_of(Path(order.file), entries))
+                except (InvalidWeightsError, OSError) as error:
+                    hindrance = error
+            for together in _chunks(entries, order.chunk):
+                if order.chunk:
+                    self._take_packed(together, tensors, waiting)
                 else:
-                    place.copy_(self._broadcast(torch.empty_like(place, device=self._device), waiting))
-                del place
+                    self._take_one(together[0], tensors, waiting)
+            self._until_here()
+        return MemberReady() if hindrance is None else OrderFailed(first_line(hindrance), in_step=True)
 
-    def _drop(self, entries: Sequence[Entry], waiting: WaitLimit) -> None:
-        """Take part without keeping anything. A rank passes on what it receives, so it needs memory for a tensor."""
-        for entry in entries:
-            dtype = getattr(torch, TORCH_NAMES[entry.dtype])
-            self._broadcast(torch.empty(entry.shape, dtype=dtype, device=self._device), waiting)
+    def _take_one(self, entry: Entry, tensors: dict[str, torch.Tensor], waiting: WaitLimit) -> None:
+        """Take one tensor. A rank passes on what it receives, so it needs memory for a tensor that it drops."""
+        place = tensors.pop(entry.name, None)
+        told = f"tensor {entry.name}"
+        if place is not None and self._device == "cpu":
+            self._broadcast(told, place, waiting)
+            return
+        got = self._broadcast(told, self._empty(entry.shape, getattr(torch, TORCH_NAMES[entry.dtype])), waiting)
+        if place is not None:
+            place.copy_(got)
+
+    def _take_packed(self, together: Sequence[Entry], tensors: dict[str, torch.Tensor], waiting: WaitLimit) -> None:
+        told = f"the bucket that begins with {together[0].name}"
+        packed = self._broadcast(told, self._empty((sum(entry.nbytes for entry in together),), torch.uint8), waiting)
+        at = 0
+        for entry in together:
+            part, at = packed[at : at + entry.nbytes], at + entry.nbytes
+            if (place := tensors.pop(entry.name, None)) is not None:
+                _bytes_of(place).copy_(part)
+
+    def _patch(self, order: TakePatches, waiting: WaitLimit) -> Reply:
+        entries = _entries(order.tensors)
+        hindrance: Exception | None = None
+        with ExitStack() as stack:
+            places: dict[str, torch.Tensor] = {}
+            try:
+                for file in order.files:
+                    places |= stack.enter_context(_writable(Path(file)))
+                _check_fits(entries, places if order.files else None)
+            except (PatchRefusedError, InvalidWeightsError, OSError) as error:
+                hindrance, places = error, {}
+            for entry, count in zip(entries, order.counts, strict=True):
+                told, dtype = f"the patch of tensor {entry.name}", getattr(torch, TORCH_NAMES[entry.dtype])
+                indices = self._broadcast(told, self._empty((count,), torch.int32), waiting).cpu().long()
+                values = self._broadcast(told, self._empty((count,), dtype), waiting).cpu()
+                if hindrance is None and entry.name in places:
+                    hindrance = _write(places[entry.name], entry.name, indices, values)
+            self._until_here()
+        return MemberReady() if hindrance is None else OrderFailed(first_line(hindrance), in_step=True)
+
+    def _empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=self._device)
+
+    def _broadcast(self, told: str, tensor: torch.Tensor, waiting: WaitLimit) -> torch.Tensor:
+        if self._receive is None:
+            raise TransferError("it is in no group")
+        if self._device != "cpu":
+            return self._receive(tensor, waiting)
+        with _whole(told, tensor):
+            return self._receive(tensor, waiting)
+
+    def _until_here(self) -> None:
         if self._device != "cpu":
             torch.cuda.synchronize()
 
-    def _broadcast(self, tensor: torch.Tensor, waiting: WaitLimit) -> torch.Tensor:
-        """Receive into a tensor. With NCCL only this process's stream waits for it."""
-        waiting.left()
-        work = dist.broadcast(tensor, src=_TRAINER_RANK, group=self._group, async_op=True)
-        if self._device == "cpu":
-            work.wait(timedelta(seconds=waiting.left()))
-        else:
-            work.wait()
-        return tensor
-
 
 @contextmanager
-def _whole(name: str, tensor: torch.Tensor) -> Generator[None]:
+def _whole(told: str, tensor: torch.Tensor) -> Generator[None]:
     """Look whether a tensor is received to its end. Gloo takes fewer bytes for the whole, and leaves the rest as it is.
     Raises TransferError: the trainer has sent less than it has said.
     """
-    flat = tensor.view(-1).view(torch.uint8)
+    flat = _bytes_of(tensor)
     # What the tensor's end is before: a NaN, which is no weight; else chance, in enough bytes that it does not recur.
     count = tensor.element_size() if tensor.is_floating_point() else _CHANCE_BYTES
     end = flat[-count:] if len(flat) >= count else flat[:0]
@@ -134,7 +160,125 @@ def _whole(name: str, tensor: torch.Tensor) -> Generator[None]:
     end.copy_(before)
     yield
     if len(end) and torch.equal(end, before):
-        raise TransferError(f"less was sent of tensor {name} than the {len(flat)} bytes that the call has said")
+        raise TransferError(f"less was sent of {told} than the {len(flat)} bytes that the call has said")
+
+
+def _entries(tensors: Sequence[NamedTensor]) -> list[Entry]:
+    return [Entry(name=name, dtype=dtype, shape=shape) for name, dtype, shape in tensors]
+
+
+def _chunks(entries: Sequence[Entry], most: int) -> Iterator[Sequence[Entry]]:
+    """Group tensors as senders pack them: until a chunk has more than `most` bytes. With 0 each is by itself."""
+    together: list[Entry] = []
+    size = 0
+    for entry in entries:
+        together.append(entry)
+        size += entry.nbytes
+        if size > most or not most:
+            yield together
+            together, size = [], 0
+    if together:
+        yield together
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(-1).view(torch.uint8)
+
+
+def _check_fits(entries: Sequence[Entry], places: dict[str, torch.Tensor] | None) -> None:
+    """Check that each patch is of a tensor that there is.
+
+    Raises:
+        PatchRefusedError: it is not.
+    """
+    for entry in entries if places is not None else ():
+        place = (places or {}).get(entry.name)
+        if place is None:
+            raise PatchRefusedError(f"tensor {entry.name} is to change, and the weights that engines serve have none")
+        is_same = tuple(place.shape) == tuple(entry.shape) and place.dtype == getattr(torch, TORCH_NAMES[entry.dtype])
+        if not is_same:
+            raise PatchRefusedError(
+                f"the patch of tensor {entry.name} is {entry.dtype} {list(entry.shape)}, and engines serve "
+                f"{str(place.dtype).removeprefix('torch.')} {list(place.shape)}"
+            )
+
+
+def _write(place: torch.Tensor, name: str, indices: torch.Tensor, values: torch.Tensor) -> PatchRefusedError | None:
+    flat = place.view(-1)
+    if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < flat.numel():
+        return PatchRefusedError(f"the patch of tensor {name} has an index beyond its {flat.numel()} elements")
+    flat[indices] = values
+    return None
+
+
+def _copy(order: TakeHandles) -> None:
+    """Copy tensors from another process's GPU memory.
+
+    Raises:
+        TransferError: their GPU is not seen here, or what lies there is other than was said.
+        InvalidWeightsError, OSError: no file can be made of them.
+        RuntimeError: the memory cannot be opened.
+    """
+    cuda: Any = torch.cuda
+    gpus = {str(cuda.get_device_properties(each).uuid): each for each in range(cuda.device_count())}
+    entries = _entries(order.tensors)
+    with _tensors_of(Path(order.file), entries) as tensors:
+        if order.is_packed:
+            packed = _bytes_of(_opened(order.handles[0], gpus))
+            at = 0
+            for entry in entries:
+                part, at = packed[at : at + entry.nbytes], at + entry.nbytes
+                if part.numel() != entry.nbytes:
+                    raise TransferError(f"the trainer's buffer ends within tensor {entry.name}")
+                _bytes_of(tensors.pop(entry.name)).copy_(part)
+                del part
+            del packed
+        else:
+            for entry, handles in zip(entries, order.handles, strict=True):
+                place, there = tensors.pop(entry.name), _opened(handles, gpus)
+                if there.dtype != place.dtype or there.shape != place.shape:
+                    raise TransferError(
+                        f"tensor {entry.name} is {there.dtype} {list(there.shape)} in the trainer's memory, and was "
+                        f"announced as {place.dtype} {list(place.shape)}"
+                    )
+                place.copy_(there)
+                del there
+        torch.cuda.synchronize()
+    torch.cuda.ipc_collect()  # the trainer can free its memory when nothing here has it open
+
+
+def _opened(handles: dict[str, MemoryHandle], gpus: dict[str, int]) -> torch.Tensor:
+    """Open the memory of one of the GPUs that both processes see."""
+    reductions: Any = import_module("torch.multiprocessing.reductions")
+    shared = next((uuid for uuid in handles if uuid in gpus), None)
+    if shared is None:
+        raise TransferError(
+            f"the trainer's tensors are on the GPU {', '.join(handles)}, which 'refitd front' does not see: run it on "
+            "the trainer's host with that GPU visible, or have the trainer update by disk"
+        )
+    it = handles[shared]
+    rebuilt: torch.Tensor = reductions.rebuild_cuda_tensor(
+        torch.Tensor, torch.Size(it.size), it.stride, it.offset, torch.storage.TypedStorage,
+        getattr(torch, it.dtype), gpus[shared],
+        it.handle, it.storage_bytes, it.storage_offset, False, it.counter, it.counter_offset, it.event, it.event_sync,
+    )  # fmt: skip
+    return rebuilt
+
+
+@contextmanager
+def _writable(path: Path) -> Generator[dict[str, torch.Tensor]]:
+    """The tensors of a safetensors file, as views of it that are written through.
+
+    Raises:
+        InvalidWeightsError, OSError: it cannot be read as one.
+    """
+    placed = locate(path)
+    fd = open_plain(path, os.O_RDWR, 0)
+    try:
+        memory = mmap.mmap(fd, os.fstat(fd).st_size)
+    finally:
+        os.close(fd)
+    yield {name: view(memory, offset, entry.dtype, entry.shape) for name, (entry, offset) in placed.items()}
 
 
 @contextmanager

@@ -1,0 +1,101 @@
+"""NCCL replaced by Gloo in vLLM's weight transfer, in each process that has this folder on its PYTHONPATH.
+
+NCCL needs a GPU for each rank. Here a communicator of the same interface goes over Gloo, so that all else is real on a
+machine without GPUs: vLLM's trainer classes, its rendezvous with the pickled id, the order and packing of broadcasts.
+"""
+
+import importlib.abc
+import importlib.util
+import os
+import socket
+import sys
+
+_PYNCCL = "vllm.distributed.device_communicators.pynccl"
+
+
+class _Stream:
+    """What is done on a stream is done at once here."""
+
+    def __init__(self, *_, **__):
+        pass
+
+    def synchronize(self):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+def _replaced(module):
+    import torch
+
+    from vllm.distributed.device_communicators.pynccl_wrapper import ncclUniqueId
+
+    class PyNcclCommunicator:
+        """Over Gloo. The id's 128 bytes hold the port of a store."""
+
+        def __init__(self, group, device, library_path=None):
+            unique_id = ncclUniqueId()
+            if group.rank == 0:
+                with socket.create_server(("127.0.0.1", 0)) as free:
+                    port = free.getsockname()[1]
+                for at, byte in enumerate(port.to_bytes(4, "little") + os.urandom(124)):
+                    unique_id.internal[at] = byte
+            unique_id = group.broadcast_obj(unique_id, src=0)
+            self._join(bytes(unique_id.internal), group.rank, group.world_size)
+
+        @classmethod
+        def from_unique_id_bytes(cls, unique_id_bytes, rank, world_size, device, library_path=None):
+            self = cls.__new__(cls)
+            self._join(unique_id_bytes, rank, world_size)
+            return self
+
+        def _join(self, unique_id, rank, world_size):
+            port = int.from_bytes(bytes(unique_id[:4]), "little")
+            store = torch.distributed.TCPStore("127.0.0.1", port, world_size, is_master=rank == 0)
+            self.device = torch.device("cpu")
+            self._group = torch.distributed.ProcessGroupGloo(store, rank, world_size)
+
+        def broadcast(self, tensor, src, stream=None):
+            options = torch.distributed.BroadcastOptions()
+            options.rootRank = src
+            self._group.broadcast([tensor], options).wait()
+
+        def destroy(self):
+            self._group = None
+
+    module.PyNcclCommunicator = PyNcclCommunicator
+    torch.cuda.Stream = _Stream
+    torch.cuda.stream = lambda stream: stream
+    torch.cuda.current_stream = lambda *_, **__: _Stream()
+    torch.accelerator.current_device_index = lambda: 0
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds vLLM's module of NCCL, and changes it when it has been imported."""
+
+    def find_spec(self, name, path, target=None):
+        if name != _PYNCCL:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        sys.meta_path.insert(0, self)
+        execute = spec.loader.exec_module
+
+        def executed(module):
+            execute(module)
+            _replaced(module)
+
+        spec.loader.exec_module = executed
+        return spec
+
+
+sys.meta_path.insert(0, _Finder())
+if os.environ.get("REFITD_TEST_GPUS"):  # of a member: it has to see some
+    import torch
+
+    torch.cuda.device_count = lambda: int(os.environ["REFITD_TEST_GPUS"])
+    torch.distributed.is_nccl_available = lambda: True

@@ -2,11 +2,12 @@
 
     nccl_trainer.py URL PORT HOW FOLDER…    HOW: packed, unpacked, sparse
 
-Prints a line for each update that was sent, "SENT", or what was raised. With `sparse` the first folder is sent whole, by
-`unpacked`, and of each further one what differs from the one before. It goes on with a line of standard input.
+Prints a line for each update, "SENT", or what was raised. With `sparse` what differs from the folder before is sent,
+and of the first nothing. It goes on with a line of standard input.
 """
 
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -27,16 +28,16 @@ BUFFER = 3000  # bytes: many chunks, of one tensor and of several
 class Tensors(WeightSource):
     """What is in memory now."""
 
-    now: dict
+    now: dict[str, torch.Tensor]
 
-    def metadata(self):
+    def metadata(self) -> list[ParamMeta]:
         return [ParamMeta(name, each.dtype, tuple(each.shape)) for name, each in self.now.items()]
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         return iter(self.now.items())
 
 
-def patches(before, after):
+def patches(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> Iterator[SparseWeightPatch]:
     for name, new in after.items():
         flat, old = new.flatten(), before[name].flatten()
         changed = (flat != old).nonzero().flatten()
@@ -44,7 +45,7 @@ def patches(before, after):
             yield SparseWeightPatch(name, changed.int(), flat[changed].contiguous(), tuple(new.shape))
 
 
-def main(url, port, how, *folders):
+def main(url: str, port: str, how: str, *folders: str) -> None:
     address = {"master_address": "127.0.0.1", "master_port": int(port), "world_size": 2, "rank": 0}
     client, source = HTTPVLLMWeightSyncClient(url), Tensors({})
     if how == "sparse":

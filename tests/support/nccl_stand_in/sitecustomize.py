@@ -9,6 +9,7 @@ import importlib.util
 import os
 import socket
 import sys
+from typing import Any, Self
 
 _PYNCCL = "vllm.distributed.device_communicators.pynccl"
 
@@ -16,28 +17,27 @@ _PYNCCL = "vllm.distributed.device_communicators.pynccl"
 class _Stream:
     """What is done on a stream is done at once here."""
 
-    def __init__(self, *_, **__):
+    def __init__(self, *_: object, **__: object) -> None:
         pass
 
-    def synchronize(self):
+    def synchronize(self) -> None:
         pass
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         pass
 
 
-def _replaced(module):
+def _replaced(module: Any) -> None:
     import torch
-
     from vllm.distributed.device_communicators.pynccl_wrapper import ncclUniqueId
 
     class PyNcclCommunicator:
         """Over Gloo. The id's 128 bytes hold the port of a store."""
 
-        def __init__(self, group, device, library_path=None):
+        def __init__(self, group: Any, device: object, library_path: str | None = None) -> None:
             unique_id = ncclUniqueId()
             if group.rank == 0:
                 with socket.create_server(("127.0.0.1", 0)) as free:
@@ -48,23 +48,23 @@ def _replaced(module):
             self._join(bytes(unique_id.internal), group.rank, group.world_size)
 
         @classmethod
-        def from_unique_id_bytes(cls, unique_id_bytes, rank, world_size, device, library_path=None):
+        def from_unique_id_bytes(cls, unique_id_bytes: bytes, rank: int, world_size: int, device: object) -> Self:
             self = cls.__new__(cls)
             self._join(unique_id_bytes, rank, world_size)
             return self
 
-        def _join(self, unique_id, rank, world_size):
+        def _join(self, unique_id: bytes, rank: int, world_size: int) -> None:
             port = int.from_bytes(bytes(unique_id[:4]), "little")
             store = torch.distributed.TCPStore("127.0.0.1", port, world_size, is_master=rank == 0)
             self.device = torch.device("cpu")
             self._group = torch.distributed.ProcessGroupGloo(store, rank, world_size)
 
-        def broadcast(self, tensor, src, stream=None):
+        def broadcast(self, tensor: Any, src: int, stream: object = None) -> None:
             options = torch.distributed.BroadcastOptions()
             options.rootRank = src
             self._group.broadcast([tensor], options).wait()
 
-        def destroy(self):
+        def destroy(self) -> None:
             self._group = None
 
     module.PyNcclCommunicator = PyNcclCommunicator
@@ -77,7 +77,7 @@ def _replaced(module):
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds vLLM's module of NCCL, and changes it when it has been imported."""
 
-    def find_spec(self, name, path, target=None):
+    def find_spec(self, name: str, path: object, target: object = None) -> Any:
         if name != _PYNCCL:
             return None
         sys.meta_path.remove(self)
@@ -85,7 +85,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         sys.meta_path.insert(0, self)
         execute = spec.loader.exec_module
 
-        def executed(module):
+        def executed(module: Any) -> None:
             execute(module)
             _replaced(module)
 
@@ -98,4 +98,4 @@ if os.environ.get("REFITD_TEST_GPUS"):  # of a member: it has to see some
     import torch
 
     torch.cuda.device_count = lambda: int(os.environ["REFITD_TEST_GPUS"])
-    torch.distributed.is_nccl_available = lambda: True
+    torch.cuda.is_available = torch.distributed.is_nccl_available = lambda: True

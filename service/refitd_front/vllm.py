@@ -190,7 +190,7 @@ class VllmCalls:
         return JSONResponse({"is_paused": self._gate.is_paused})
 
     async def _flush(self, _: Request) -> Response:
-        return Response(status_code=200)
+        return JSONResponse({"success": True})
 
 
 def announced_group(info: _InitInfo) -> TrainerGroup | None:

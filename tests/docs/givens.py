@@ -86,6 +86,10 @@ GIVENS: Mapping[str, Given] = {
         before="mkdir -p /data/run/exp/trial\ncp -rL /models/tiny /data/run/exp/trial/weight_update_v12\n"
     ),
     "docs/areal.md": Given(before="mkdir -p /data/areal\n"),
+    "docs/front.md": Given(
+        before="mkdir -p /data/checkpoints\n"
+        "cp -rL /models/tiny /data/checkpoints/step-1\ncp -rL /models/tiny /data/checkpoints/step-2\n"
+    ),
     "docs/planning.md": Given(before=SERVICE.replace("/mnt", "/shared")),
 }
 # Models of which a page needs a configuration alone; all others are the tiny one that the engines serve.

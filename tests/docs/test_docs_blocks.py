@@ -70,9 +70,11 @@ VLLMS = {
     "--worker-extension-cls",
 }
 SLIMES = {
+    "--colocate",
     "--hf-checkpoint",
     "--rollout-external-engine-addrs",
     "--update-weight-disk-keep-files",
+    "--update-weight-mode",
     "--update-weight-transport",
 }
 KNOWN = EXECUTABLE | {"text", "yaml", "json", "mermaid", "{toctree}", "flat", ""}

@@ -1,4 +1,4 @@
-"""A trainer that broadcasts as AReaL does, fronts in the places of two engines, and what the engines serve."""
+"""A trainer that broadcasts as AReaL does, the front in the places of two engines, and what the engines serve."""
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""The released AReaL's own engine client, name-resolve and WeightUpdateMeta, against a front: not an imitation."""
+"""The released AReaL's own engine client, name-resolve and WeightUpdateMeta, through the front: not an imitation."""
 
 from collections.abc import Generator
 from pathlib import Path

@@ -192,38 +192,38 @@ def test_the_sample_of_a_gate_fits_the_schemas_and_asks_the_fleets_service_for_e
 
 
 @cache
-def fronts() -> dict[str, Document]:
-    """The sample of fronts for AReaL, by kind."""
+def front() -> dict[str, Document]:
+    """The sample of the front for AReaL, by kind."""
     found = {each["kind"]: each for each in yaml.safe_load_all((SAMPLES / "areal.yaml").read_text())}
     assert found.keys() == {"PersistentVolumeClaim", "Service", "Deployment", "NetworkPolicy"}
     return found
 
 
-def fronts_pod() -> tuple[Document, Document]:
-    pod = fronts()["Deployment"]["spec"]["template"]["spec"]
+def front_pod() -> tuple[Document, Document]:
+    pod = front()["Deployment"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     return pod, container
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_the_sample_of_fronts_fits_the_schemas_and_the_fleets_claims_and_services(release: str) -> None:
-    for document in fronts().values():
+def test_the_sample_of_the_front_fits_the_schemas_and_the_fleets_claims_and_services(release: str) -> None:
+    for document in front().values():
         kubernetes_validate.validate(document, release, strict=True)
-    pod, container = fronts_pod()
+    pod, container = front_pod()
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     assert {mount["name"] for mount in container["volumeMounts"]} == volumes.keys()
     named = {v["persistentVolumeClaim"]["claimName"] for v in volumes.values() if "persistentVolumeClaim" in v}
-    claims = [*of_kind(FLEET, "PersistentVolumeClaim"), fronts()["PersistentVolumeClaim"]]
+    claims = [*of_kind(FLEET, "PersistentVolumeClaim"), front()["PersistentVolumeClaim"]]
     assert named <= {claim["metadata"]["name"] for claim in claims}
     assert (
-        f"create secret generic {volumes['fronts']['secret']['secretName']} --from-literal=token="
+        f"create secret generic {volumes['front']['secret']['secretName']} --from-literal=token="
         in (SAMPLES / "areal.yaml").read_text()
     )
 
 
 def test_the_fronts_user_is_not_the_services_and_writes_into_the_root_alone() -> None:
     """It has the group by which refitd may delete what it publishes, and no state."""
-    pod, container = fronts_pod()
+    pod, container = front_pod()
     user, service = pod["securityContext"], refitd(FLEET)[0]["spec"]["securityContext"]
     assert user["runAsNonRoot"] is True
     assert user["runAsUser"] not in (0, service["runAsUser"])

@@ -1,4 +1,4 @@
-"""A front, as a process, between a trainer that speaks as AReaL does and a real engine.
+"""The front, as a process, between a trainer that speaks as AReaL does and a real engine.
 
 `test_areal_released.py` has the released AReaL itself in the trainer's place.
 """

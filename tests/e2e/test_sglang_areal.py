@@ -1,4 +1,4 @@
-"""The released AReaL's own broadcasts (`weight_update_mode: xccl`), and a front of a real SGLang: not an imitation."""
+"""The released AReaL's own broadcasts (`weight_update_mode: xccl`), and the front of a real SGLang: no imitation."""
 
 from pathlib import Path
 

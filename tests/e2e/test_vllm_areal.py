@@ -1,4 +1,4 @@
-"""The released AReaL's own client for vLLM against a front of a real vLLM: not an imitation."""
+"""The released AReaL's own client for vLLM through the front of a real vLLM: not an imitation."""
 
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor

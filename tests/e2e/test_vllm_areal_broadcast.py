@@ -1,4 +1,4 @@
-"""The released AReaL's own broadcasts (`weight_update_mode: xccl`), and a front of a real vLLM: not an imitation."""
+"""The released AReaL's own broadcasts (`weight_update_mode: xccl`), and the front of a real vLLM: not an imitation."""
 
 import asyncio
 from pathlib import Path

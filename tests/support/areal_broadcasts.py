@@ -1,4 +1,4 @@
-"""What the released AReaL's broadcasts do to a real engine behind a front, and what a trainer that dies does to it."""
+"""What the released AReaL's broadcasts do to a real engine behind the front, and a trainer that dies there."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""AReaL's group calls at a front: what is refused before any process begins, and what AReaL hears when it goes on."""
+"""AReaL's group calls at the front: what is refused before any process begins, and what AReaL hears when it goes on."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

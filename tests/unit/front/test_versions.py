@@ -72,7 +72,7 @@ async def test_a_trainer_that_begins_its_numbers_again_is_taken_by_a_front_that_
 async def test_an_update_and_a_failure_are_one_line_of_the_log_for_all_engines_together(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """AReaL tells every engine's front of the same folder."""
+    """AReaL tells every engine's address of the same folder."""
     folder = write_model(place.weights / "weight_update_v3")
     with capture_logs() as lines:
         await asyncio.gather(*(place.taken.serve(folder) for _ in range(3)))

@@ -14,7 +14,7 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import Coroutine, Generator, Sequence
+from collections.abc import Coroutine, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from shutil import copyfile
@@ -25,17 +25,20 @@ from typing import Any
 import structlog
 
 from refitd_client import PublishOptions, RefitError, ServiceError, WeightPublisher
+from refitd_client.checkpoint.index import MAX_INDEX_BYTES, IndexOfDeltaError, IndexRefusedError, parse_index
 from refitd_client.checkpoint.opening import ChangedError, Folder, OpeningRefusedError, components
-from refitd_client.contract.naming import MANIFEST_NAME
+from refitd_client.contract.naming import INDEX_NAME, MANIFEST_NAME, parse_version_folder
 from refitd_client.contract.states import VersionState
 from refitd_client.errors import PublishError
+from refitd_client.files.plain_file import read_plain
 from refitd_client.front import LABEL, step_of_label
 from refitd_client.http.client import RefitClient
 from refitd_client.http.connection import connect_to
 from refitd_client.publish.publication import Publication
 from refitd_client.publish.run_folder import newest_in
 
-_AREAL_FOLDER = re.compile(r"weight_update_v(\d{1,13})")
+_NUMBERED_FOLDER = re.compile(r"weight_(?:update_)?v(\d{1,13})")
+"""AReaL's, and slime's and miles'."""
 
 
 class CheckpointRefusedError(ValueError):
@@ -238,17 +241,60 @@ class Versions:
             return await asyncio.to_thread(lambda: self._publish_step(folder, self._step_of(label), label))
 
     def _publish(self, path: Path, label: str | None) -> Publication:
-        named = None if label is not None else _AREAL_FOLDER.fullmatch(path.name)
+        named = None if label is not None else _NUMBERED_FOLDER.fullmatch(path.name)
         with plain_files_of(path, root_of(path, self._checkpoints)) as view:
             step = self._step_of(label) if named is None else int(named[1])
             if self._newest is not None and step <= self._newest:
                 self.close()  # the trainer has begun again: another publisher begins another generation
             try:
-                return self._publish_step(view, step, label)
+                return self._publish_step(self._weights_in(view), step, label)
             except PublishError as error:
                 raise PublishError(str(error).replace(str(view), str(path))) from error
 
-    def _publish_step(self, folder: Path, step: int, label: str | None) -> Publication:
+    def _weights_in(self, view: Path) -> Path | Mapping[str, Any]:
+        """The folder itself; where it holds a delta of slime's or miles', the weights that it leads to.
+
+        Raises:
+            CheckpointRefusedError: the weights that the delta changes are not here.
+            InvalidWeightsError: the delta does not lead to what its checksums say.
+        """
+        try:
+            parse_index(read_plain(view / INDEX_NAME, MAX_INDEX_BYTES + 1, follow=True))
+        except IndexOfDeltaError:
+            try:
+                from refitd_client.trainers.slime import SlimeDelta, load_weights
+            except ImportError as error:
+                raise CheckpointRefusedError(
+                    f"a delta is applied with torch and zstandard, and {error.name} is not here: install it beside "
+                    "'refitd front', or have the trainer write full updates"
+                ) from error
+            delta = SlimeDelta(view)
+            weights = load_weights(self._weights_of(delta.base))
+            delta.apply(weights)
+            return weights
+        except (FileNotFoundError, IndexRefusedError):
+            pass  # there is none, or the publisher says what is wrong with it
+        return view
+
+    def _weights_of(self, number: int) -> Path:
+        """The checkpoint that a delta calls its base by this number."""
+        if number == 0:
+            if self._base_model is None:
+                raise CheckpointRefusedError(
+                    "a delta of version 000000 changes the checkpoint that the engines were started with: name it "
+                    "(refitd front --base-model DIR)"
+                )
+            return self._base_model
+        base = self._base or self._newest_good()
+        order = None if base is None else parse_version_folder(base.name)
+        if base is None or order is None or order.step != number:
+            raise CheckpointRefusedError(
+                f"a delta of version {number:06d} cannot be applied, which is not the newest good version here: start "
+                "the trainer again, so that its first delta is one of version 000000, or have it write full updates"
+            )
+        return base
+
+    def _publish_step(self, folder: Path | Mapping[str, Any], step: int, label: str | None) -> Publication:
         metadata = {} if label is None else {LABEL: label}
         try:
             publication = self._taken().publish(folder, step=step, metadata=metadata)

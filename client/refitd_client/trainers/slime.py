@@ -66,6 +66,36 @@ class _Index(msgspec.Struct):
     metadata: dict[str, Any] = {}
 
 
+class SlimeDelta:
+    """A delta that slime or miles has written: it leads from the weights of `base` to those of `version`."""
+
+    def __init__(self, folder: Path, index: _Index | None = None) -> None:
+        """Read its index.
+
+        Raises:
+            InvalidWeightsError: it cannot be read, or is none of a delta.
+        """
+        self._folder, self._index = folder, index or _index_of(folder)
+        try:
+            self._facts = converted(self._index.metadata, _Facts)
+            self.version, self.base = int(self._facts.version), int(self._facts.base_version)
+        except (msgspec.ValidationError, ValueError) as error:
+            raise InvalidWeightsError(f"{folder / INDEX_NAME} is no index of a delta of slime's: {error}") from error
+
+    def apply(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Change the weights of its base, in place.
+
+        Raises:
+            InvalidWeightsError: it does not lead to what its checksums say. The weights are of no use any more.
+        """
+        tensors = self._index.weight_map
+        for file in sorted(set(tensors.values())):
+            if Path(file).name != file:
+                raise InvalidWeightsError(f"{self._folder / INDEX_NAME} names {file!r}, which is no file beside it")
+            names = [name for name, place in tensors.items() if place == file]
+            _apply(self._folder / file, names, self._facts, weights)
+
+
 class DiskUpdates:
     """Publishes what slime or miles has written. Its call is their hook: `hook(args, version_dir, rollout_engines)`."""
 
@@ -125,7 +155,7 @@ class DiskUpdates:
             self._publisher = WeightPublisher(*self._place, options=self._options)
         number, index = int(named[1]), _index_of(place)
         if "delta_encoding" in index.metadata:
-            weights = self._changed(place, index, number, self._base_model or Path(args.hf_checkpoint))
+            weights = self._changed(SlimeDelta(place, index), place, number, args)
             publication = self._publisher.publish(weights, step=number, transport="delta" if self._place[2] else None)
         else:
             publication = self._publisher.publish(place, step=number)
@@ -139,30 +169,22 @@ class DiskUpdates:
         if publisher is not None:
             publisher.close()
 
-    def _changed(self, folder: Path, index: _Index, number: int, base_model: Path) -> dict[str, torch.Tensor]:
+    def _changed(self, delta: SlimeDelta, folder: Path, number: int, args: Any) -> dict[str, torch.Tensor]:
         """Apply a delta to the weights of its base; the weights."""
-        try:
-            facts = converted(index.metadata, _Facts)
-            base = int(facts.base_version)
-            if int(facts.version) != number:
-                raise InvalidWeightsError(f"{folder} says that it is version {facts.version}")
-        except (msgspec.ValidationError, ValueError) as error:
-            raise InvalidWeightsError(f"{folder / INDEX_NAME} is no index of a delta of slime's: {error}") from error
-        weights = self._at(base, folder, base_model)
+        if delta.version != number:
+            raise InvalidWeightsError(f"{folder} says that it is version {delta.version:06d}")
+        weights = self._at(delta.base, folder, self._base_model or Path(args.hf_checkpoint))
         self._held = None  # until all of it is applied: half a delta is no base
-        for file in sorted(set(index.weight_map.values())):
-            if Path(file).name != file:
-                raise InvalidWeightsError(f"{folder / INDEX_NAME} names {file!r}, which is no file beside it")
-            _apply(folder / file, [name for name, place in index.weight_map.items() if place == file], facts, weights)
+        delta.apply(weights)
         self._number, self._held = number, weights
         return weights
 
     def _at(self, number: int, folder: Path, base_model: Path) -> dict[str, torch.Tensor]:
         """The weights of a version, in memory."""
         if number == 0:
-            return _load(base_model)
+            return load_weights(base_model)
         if number == self._number and self._held is not None:
-            return _load(self._held) if isinstance(self._held, Path) else self._held
+            return load_weights(self._held) if isinstance(self._held, Path) else self._held
         raise InvalidWeightsError(
             f"{folder} is a delta of version {number:06d}, whose weights are not here: the first delta of a training "
             "is one of version 000000, and each further one of the version before it; restart the trainer"
@@ -171,12 +193,17 @@ class DiskUpdates:
 
 def _index_of(folder: Path) -> _Index:
     try:
-        return from_json(read_plain(folder / INDEX_NAME, MAX_INDEX_BYTES), _Index)
+        return from_json(read_plain(folder / INDEX_NAME, MAX_INDEX_BYTES, follow=True), _Index)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InvalidWeightsError(f"{folder / INDEX_NAME} cannot be read: {error}") from error
 
 
-def _load(folder: Path) -> dict[str, torch.Tensor]:
+def load_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a checkpoint, in memory of their own.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
     try:
         files = list(open_checkpoint(folder).shards)
         # Copies: what the library gives is mapped, and changes with the file.

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from structlog.testing import capture_logs
 
 from refitd_client.contract.states import WaitOutcome
@@ -19,6 +21,7 @@ from refitd_front.versions import Versions
 from support.checkpoints import tensors, write_model
 from support.published import versions
 from support.scripted_server import problem, serve
+from support.slime_updates import FILE, Weights, write_delta
 
 RUN = "exp/trial"
 
@@ -111,3 +114,41 @@ async def test_a_checkpoint_that_cannot_be_read_is_named_in_the_answer_and_in_th
     assert said.startswith(f"{folder} cannot be read: Permission denied")
     assert f"user id {os.geteuid()}" in said
     assert [line["error"] for line in lines] == [said]
+
+
+def _weights(seed: int) -> Weights:
+    return {name: torch.from_numpy(array) for name, array in tensors(seed).items()}
+
+
+async def test_a_delta_of_what_the_engines_were_started_with_is_published_as_the_weights_that_it_leads_to(
+    place: Place, tmp_path: Path
+) -> None:
+    delta = write_delta(place.weights, 1, _weights(0), _weights(1))
+    assert "--base-model" in str(await place.taken.serve(delta))
+    assert not list(place.root.rglob("v0*"))
+    base = write_model(tmp_path / "base", tensors(0))
+    place.taken.close()
+    place.taken = Versions(place.root, RUN, place.url, checkpoints=[place.weights], base_model=base, timeout=1.0)
+    await place.taken.serve(delta)
+    assert place.versions == ["v000001"]
+    published = load_file(place.root / RUN / "v000001" / "model-00001-of-00001.safetensors")
+    assert published.keys() == tensors(1).keys()
+    assert all(torch.equal(published[name], tensor) for name, tensor in _weights(1).items())
+
+
+async def test_a_delta_that_cannot_be_applied_is_no_version_and_the_reason_names_it(
+    place: Place, tmp_path: Path
+) -> None:
+    base = write_model(tmp_path / "base", tensors(0))
+    place.taken.close()
+    place.taken = Versions(place.root, RUN, place.url, checkpoints=[place.weights], base_model=base, timeout=1.0)
+    wrong = write_delta(place.weights / "wrong", 1, _weights(5), _weights(1))
+    assert "does not lead to the checksum" in str(await place.taken.serve(wrong))
+    torn = write_delta(place.weights / "torn", 1, _weights(0), _weights(1))
+    (torn / FILE).write_bytes((torn / FILE).read_bytes()[:-9])
+    assert str(torn / FILE) in str(await place.taken.serve(torn))
+    linked = write_delta(place.weights / "linked", 1, _weights(0), _weights(1))
+    (linked / FILE).unlink()
+    (linked / FILE).symlink_to(base / "model.safetensors")
+    assert "link" in str(await place.taken.serve(linked))
+    assert not list(place.root.rglob("v0*"))

@@ -15,6 +15,7 @@ from support.front import FrontServer
 from support.jobs import RUN, Job, running, served_by
 from support.servers import EmbeddedServer
 from support.sglang_trainer import Tensors, sglang_trainer, tensors_of
+from support.slime_updates import overwrite, write_delta, xor
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 LAST = "model.norm.weight"
@@ -57,7 +58,7 @@ def updated(models: Path, tmp_path: Path) -> Generator[Updated]:
         EmbeddedServer(tmp_path, models / "model_a") as one,
         EmbeddedServer(tmp_path / "second", models / "model_a") as two,
         running(tmp_path, one, "--engine", two.url) as job,
-        FrontServer(tmp_path, job) as front,
+        FrontServer(tmp_path, job, "--base-model", str(models / "model_a")) as front,
     ):
         yield Updated(job, [one, two], front, tmp_path / "fileroot")
 
@@ -76,6 +77,7 @@ def test_each_way_of_sglangs_trainers_brings_all_engines_to_what_a_clean_load_of
             lambda label, name: trainer.by_disk(updated.saved(models / name, label), label),
             lambda label, name: trainer.as_slime(weights[name], label),
             lambda label, name: trainer.as_miles(weights[name], label),
+            lambda label, name: trainer.as_sglang(weights[name], label),
             lambda label, name: trainer.by_pull(
                 updated.saved(models / name, f"weight_v{int(label):06d}").parent, int(label)
             ),
@@ -164,4 +166,43 @@ def test_a_broadcast_that_is_not_what_its_calls_say_or_whose_trainer_dies_is_an_
         assert trainer.as_miles(good, "1") == ""
     assert updated.labels == ["1", "1"]
     assert updated.answers[0] == updated.answers[1] != before[0]
+    assert updated.is_well
+
+
+def test_deltas_that_are_pulled_are_served_as_the_weights_that_they_lead_to_also_by_a_front_that_was_restarted(
+    models: Path, updated: Updated
+) -> None:
+    """As slime's and miles' `--update-weight-transport disk` with deltas: version 0 is what the engines began with."""
+    first, second = tensors_of(models / "model_a"), tensors_of(models / "model_b")
+    answers = {"model_a": updated.answers}
+    deltas = updated.folder / "deltas"
+    pulled = {"local_checkpoint_dir": "/local/checkpoint", "source_dir": str(deltas)}
+    with sglang_trainer(updated.front.url) as trainer:
+        assert trainer.post("pull_weights", **pulled, target_version=0) == ""
+        assert "No such file" in trainer.post("pull_weights", **pulled, target_version=1)
+        write_delta(deltas, 1, first, second, xor)
+        assert trainer.by_pull(deltas, 1) == ""
+        answers["model_b"] = updated.answers
+        assert answers["model_b"][0] == answers["model_b"][1] != answers["model_a"][0]
+        write_delta(deltas, 2, second, first, overwrite)
+        assert trainer.by_pull(deltas, 2) == ""
+        assert trainer.by_pull(deltas, 2) == "", "the same once more changes nothing"
+        assert (updated.answers, updated.labels) == (answers["model_a"], ["2", "2"])
+
+        updated.front.restart()
+        write_delta(deltas, 3, first, second, xor)
+        assert trainer.by_pull(deltas, 3) == ""
+        assert (updated.answers, updated.labels) == (answers["model_b"], ["3", "3"])
+        write_delta(deltas, 5, second, first, xor)
+        assert "a delta of version 000004 cannot be applied" in trainer.by_pull(deltas, 5)
+        write_delta(deltas, 4, first, second, xor)  # of other weights than it says
+        assert "does not lead to the checksum" in trainer.by_pull(deltas, 4)
+        assert trainer.post("continue_generation") == ""
+        assert (updated.answers, updated.labels, trainer.generates) == (answers["model_b"], ["3", "3"], True)
+
+        shutil.rmtree(deltas)  # a trainer that is started again, as it does
+        assert trainer.post("pull_weights", **pulled, target_version=0) == ""
+        write_delta(deltas, 1, first, first | {LAST: second[LAST]}, xor)
+        assert trainer.by_pull(deltas, 1) == ""
+        assert updated.labels == ["1.g2", "1.g2"]  # its steps begin again in another generation
     assert updated.is_well

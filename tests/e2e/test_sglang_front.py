@@ -72,6 +72,7 @@ def test_a_real_sglang_answers_after_each_of_its_trainers_ways_as_after_a_clean_
             lambda label, name: trainer.by_disk(saved(label, name), label),
             lambda label, name: trainer.as_slime(weights[name], label),
             lambda label, name: trainer.as_miles(weights[name], label),
+            lambda label, name: trainer.as_sglang(weights[name], label),
             lambda label, name: trainer.by_pull(saved(label, name).parent, int(label)),
         ]
         for number, way in enumerate(ways, start=1):

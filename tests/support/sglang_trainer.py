@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import httpx
+import torch
 from safetensors.torch import load_file
 
 from .areal_trainer import TrainerRank, announced, named, trainer_rank
@@ -71,10 +72,20 @@ class SglangTrainer:
             assert self.rank.done() == ""
         return ""
 
-    def announce(self, bucket: Tensors, label: str | None = None) -> str:
+    def announce(self, bucket: Tensors, label: str | None = None, **more: str) -> str:
         """The call of a bucket, which is answered when that has arrived."""
-        body = named(bucket, GROUP) | {"flush_cache": False}
+        body = named(bucket, GROUP) | {"flush_cache": False, **more}
         return self.post("update_weights_from_distributed", **body, weight_version=label)
+
+    def broadcast_flat(self, tensors: Tensors, label: str | None = None, most: int = 5) -> str:
+        """The same as SGLang's `FlattenedTensorBucket`: the bytes of a bucket's tensors are one tensor."""
+        for names in _in_turn(list(tensors), most):
+            bucket = {name: tensors[name] for name in names}
+            self.rank.send({"": torch.cat([each.reshape(-1).view(torch.uint8) for each in bucket.values()])})
+            if refused := self.announce(bucket, label, load_format="flattened_bucket"):
+                return refused
+            assert self.rank.done() == ""
+        return ""
 
     def as_slime(self, tensors: Tensors, label: str | None = None, said: Tensors | None = None) -> str:
         """One whole update: pause, buckets, go on. Like slime it goes no further after a refusal."""
@@ -90,6 +101,10 @@ class SglangTrainer:
             or self.post("end_weight_update")
             or self.post("continue_generation")
         )
+
+    def as_sglang(self, tensors: Tensors, label: str | None = None) -> str:
+        """SGLang's own session, with flat buckets and without a pause."""
+        return self.post("begin_weight_update") or self.broadcast_flat(tensors, label) or self.post("end_weight_update")
 
     def by_disk(self, folder: Path, label: str | None = None) -> str:
         """slime's way with `--update-weight-transport disk`."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from refitd_client.errors import PublishError, TransportRefusedError
 from refitd_client.http.client import RefitClient
-from refitd_client.http.connection import connect_to
+from refitd_client.http.connection import Connection, connect_to
 from refitd_client.http.publisher_client import newest_known, open_client, root_name
 from refitd_client.publish.options import PublishOptions
 from refitd_client.publish.run_folder import newest_in
@@ -67,6 +67,23 @@ def labels_of(client: RefitClient, run: str) -> set[str]:
         found.update(version.metadata[LABEL] for version in page.items if LABEL in version.metadata)
         if (cursor := page.next_cursor) is None:
             return found
+
+
+def service_root(connection: Connection, run: str) -> Path:
+    """Return the folder that a service watches, where this host has it at the same path.
+
+    Raises:
+        PublishError: it is not here.
+        ServiceError: the service does not say which it is.
+    """
+    with open_client(connection, try_for=_ASK_SECONDS) as client:
+        page = client.versions(run, limit=1)
+    if page.folder is None or not page.root or root_name(Path(page.folder)) != page.root:
+        raise PublishError(
+            f"the service watches {page.folder or 'no folder'}, as its host calls it, and that is not here: name the "
+            "root, the same folder as this host has it"
+        )
+    return Path(page.folder)
 
 
 _ASK_SECONDS = 10.0
@@ -187,21 +204,11 @@ class VLLMWeightSyncClient:
 
     def _taken(self) -> WeightPublisher:
         if self._publisher is None:
-            self._root = self._service_root() if self._root is None else Path(self._root)
+            self._root = service_root(self._connection, self._run) if self._root is None else Path(self._root)
             self._publisher = WeightPublisher(
                 self._root, self._run, self._connection.service_url, options=self._options
             )
         return self._publisher
-
-    def _service_root(self) -> Path:
-        with open_client(self._connection, try_for=_ASK_SECONDS) as client:
-            page = client.versions(self._run, limit=1)
-        if page.folder is None or not page.root or root_name(Path(page.folder)) != page.root:
-            raise PublishError(
-                f"the service watches {page.folder or 'no folder'}, as its host calls it, and that is not here: pass "
-                "root=, the same folder as this host has it"
-            )
-        return Path(page.folder)
 
     def _step_of(self, label: str | None) -> int:
         if label is not None and is_step(label):

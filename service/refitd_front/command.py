@@ -14,13 +14,19 @@ from pydantic import SecretStr
 from refitd.api.options import LOOPBACK
 from refitd.cli.options import Json, TokenFile
 from refitd.cli.output import speaking
-from refitd.cli.publish import Root, Run
+from refitd.cli.publish import Run
 from refitd.engine.address import check_url
 from refitd.tokens import FrontTokens
 
 _ENGINES = "Engines"
 Service = Annotated[
     str, typer.Option("--service", "--url", metavar="URL", envvar="REFITD_URL", help="Where the service is")
+]
+FrontRoot = Annotated[
+    Path | None,
+    typer.Option(
+        "--root", metavar="DIR", envvar="REFITD_ROOT", help="Folder that the service watches; else it is asked for it"
+    ),
 ]
 Listen = Annotated[
     str | None,
@@ -86,8 +92,8 @@ UpdateTimeout = Annotated[
 
 
 def front(
-    root: Root,
     run: Run,
+    root: FrontRoot = None,
     service: Service = "http://127.0.0.1:8700",
     listen: Listen = None,
     checkpoints: Checkpoints = None,
@@ -109,8 +115,8 @@ def front(
     go on to the engines. --json makes what it says JSON lines.
 
     \b
-    refitd front --root /shared/weights --run exp/trial --checkpoints /data/checkpoints
-    refitd front --root /shared/weights --run exp/trial --listen 0.0.0.0:8701 --front-token-file /run/secrets/front
+    refitd front --run exp/trial --checkpoints /data/checkpoints
+    refitd front --run exp/trial --listen 0.0.0.0:8701 --front-token-file /run/secrets/front
     """
     with speaking(json=json):
         addresses = dict(map(_parse, engine or ()))
@@ -119,6 +125,8 @@ def front(
         # Here, because only this command needs so much of the service.
         from refitd.engine.http import Key
         from refitd.observe.logs import configure_logs
+        from refitd_client.front import service_root
+        from refitd_client.http.connection import connect_to
         from refitd_front.engines import OneEngine, RunEngines
         from refitd_front.front import Front, allow_many_connections, serve_fronts
         from refitd_front.passing import EngineKeys, EngineProxy
@@ -127,6 +135,8 @@ def front(
 
         configure_logs("json" if json else "auto")
         allow_many_connections()
+        if root is None:
+            root = service_root(connect_to(service, token_file=token_file), run)
         versions = Versions(
             root,
             run,

@@ -189,7 +189,7 @@ def test_the_root_is_the_one_that_the_service_names_where_it_is_here(
     away = tmp_path / "away"
     for folder, name in ((None, None), (str(away), "0a1b"), (str(root), "2c3d"), (str(root), None)):
         service.folder, service.root = folder, name
-        with pytest.raises(PublishError, match="that is not here: pass root="):
+        with pytest.raises(PublishError, match="that is not here: name the root"):
             client.init_weight_transfer_engine({})
     assert not away.exists()
     service.folder, service.root = str(root), "0a1b"

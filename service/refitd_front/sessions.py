@@ -33,6 +33,7 @@ from refitd_front.versions import CheckpointRefusedError, Versions
 
 JOIN_SECONDS = 120.0
 PART_SECONDS = 120.0
+SILENT_SECONDS = 600.0
 _ANEW = "the trainer has to be started again, so that it makes its group anew"
 NOT_BEGUN = "no update has begun: /start_weight_update, /begin_weight_update or /pause_generation begins one"
 NO_PART = "no weights have come since the update began"
@@ -89,6 +90,7 @@ class Sessions:
         spool: where parts lie until they are published, `spool_of`.
         join_seconds: in which the trainer has to make its group.
         part_seconds: in which it has to send a part.
+        silent_seconds: after a part, in which the next call has to come. Parts take memory, as much as the model.
     """
 
     def __init__(
@@ -98,17 +100,20 @@ class Sessions:
         *,
         join_seconds: float = JOIN_SECONDS,
         part_seconds: float = PART_SECONDS,
+        silent_seconds: float = SILENT_SECONDS,
     ) -> None:
         self._versions = versions
         self._spool = spool
         self._join_seconds = join_seconds
         self._part_seconds = part_seconds
+        self._silent_seconds = silent_seconds
         self._groups: dict[str, _JoinedGroup] = {}
         self._begun = 0
         self._earlier: Mapping[str, Kind] | None = None
         self._session = self._next()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._dropping: asyncio.Task[None] | None = None
+        self._silence: asyncio.TimerHandle | None = None
 
     def open(self) -> None:
         """Take the spool, and look whether an update was under way when this process's predecessor ended.
@@ -236,8 +241,7 @@ class Sessions:
             file = f"bucket-{number:05}.safetensors" if joined.kept else ""
             await joined.members.take(part, session.folder, file, session.patched or (), self._part_seconds)
         except NotKeptError as error:
-            log.error("a part of an update cannot be kept", group=part.group, bucket=number, error=str(error))
-            return str(session.assembly.broken(str(error)))
+            refused = session.assembly.broken(str(error))
         except (MemberLostError, CheckpointRefusedError, OSError) as error:
             joined.is_usable = False
             await joined.members.end()
@@ -245,10 +249,30 @@ class Sessions:
                 self._groups.pop(part.group, None)
             anew = _ANEW if part.handles is None else "begin the update again"
             refused = session.assembly.broken(f"bucket {number} has not arrived: {error}; {anew}")
-            log.error("a part of an update has not arrived", group=part.group, bucket=number, error=str(error))
-            return str(refused)
-        session.assembly.has_arrived(number)
-        return None
+        else:
+            session.assembly.has_arrived(number)
+            self._listen(session)
+            return None
+        log.error("a part of an update is not here", group=part.group, bucket=number, error=str(refused))
+        await self._mark(session)
+        return str(refused)
+
+    def _listen(self, session: _Session) -> None:
+        """Give the trainer its time for the next call."""
+        if self._silence is not None:
+            self._silence.cancel()
+        self._silence = asyncio.get_running_loop().call_later(self._silent_seconds, self._give_up, session)
+
+    def _give_up(self, session: _Session) -> None:
+        if session is self._session and session.finishing is None and not session.is_taking:
+            refused = session.assembly.broken(f"nothing has come for {self._silent_seconds:g} s")
+            log.error("an update was given up", error=str(refused))
+            self._started(self._mark(session))
+
+    async def _mark(self, session: _Session) -> None:
+        """Free what has come of an update that is no version."""
+        with suppress(OSError):
+            await asyncio.to_thread(_mark, self._spool, session.folder)
 
     def folder(self, path: Path) -> str | None:
         """Take a checkpoint's folder, which is read at the end of the update."""
@@ -301,8 +325,7 @@ class Sessions:
             await asyncio.to_thread(shutil.rmtree, session.folder, ignore_errors=True)
             self._earlier = tensors if tensors and self._session is session else self._earlier
         elif session.checkpoint is None:
-            with suppress(OSError):
-                await asyncio.to_thread(_mark, self._spool, session.folder)
+            await self._mark(session)
         return fault
 
     def _started(self, work: Coroutine[Any, Any, _T]) -> "asyncio.Task[_T]":
@@ -313,6 +336,8 @@ class Sessions:
 
     async def aclose(self) -> None:
         """End the members and what is under way. An update that is not complete leaves its mark in the spool."""
+        if self._silence is not None:
+            self._silence.cancel()
         for joined in self._groups.values():
             await joined.members.end()
         if self._dropping is not None:

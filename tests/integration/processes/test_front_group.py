@@ -93,6 +93,11 @@ async def sent(groups: Sessions, trainer: TrainerRank, bucket: Mapping[str, torc
     return answers
 
 
+def files(tmp_path: Path) -> list[Path]:
+    """What of an update is still here."""
+    return [path for path in (tmp_path / "spool").rglob("*") if path.is_file()]
+
+
 def is_same(found: Tensors, sent: Tensors) -> bool:
     return found.keys() == sent.keys() and all(torch.equal(found[name], sent[name]) for name in sent)
 
@@ -146,6 +151,7 @@ async def test_an_update_that_its_trainer_breaks_off_is_an_error_and_no_version_
             answers = await received(groups, second)
         assert answers[0] == answers[1]
         assert "bucket 2 has not arrived" in str(answers[0])
+        assert files(tmp_path) == []
         assert members(groups) == [None, None]
         assert "has not arrived" in str(await groups.finish())
         assert await groups.finish() == await groups.finish()  # AReaL makes a call that fails again
@@ -196,6 +202,20 @@ async def test_a_trainer_that_never_makes_its_group_holds_nothing_up(tmp_path: P
         assert members(groups) == [None]
         groups.begin()
         assert "no group" in str(await received(groups, weights(1)[0], engines=1))
+
+
+async def test_a_trainer_that_is_not_heard_of_after_a_bucket_leaves_no_memory_taken(tmp_path: Path) -> None:
+    """It was killed between two: nobody says so."""
+    async with answering(tmp_path, silent_seconds=0.2) as (groups, published):
+        with trainer_rank() as trainer:
+            await joined(groups, trainer)
+            groups.begin()
+            await sent(groups, trainer, weights(1)[0])
+            assert files(tmp_path) != []
+        while files(tmp_path):  # noqa: ASYNC110 - the limit has no event for having passed
+            await asyncio.sleep(0)
+        assert "nothing has come for 0.2 s" in str(await groups.finish())
+        assert published.versions == []
 
 
 async def test_an_update_that_begins_anew_holds_nothing_of_the_one_before(tmp_path: Path) -> None:

@@ -11,11 +11,12 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from refitd_client.errors import PublishError, TransportRefusedError
+from refitd_client.errors import PublishError, ServiceError, TransportRefusedError
 from refitd_client.http.client import RefitClient
 from refitd_client.http.connection import Connection, connect_to
 from refitd_client.http.publisher_client import newest_known, open_client, root_name
 from refitd_client.publish.options import PublishOptions
+from refitd_client.publish.publication import Publication
 from refitd_client.publish.run_folder import newest_in
 from refitd_client.publisher import WeightPublisher
 
@@ -59,16 +60,6 @@ def is_step(label: str) -> bool:
     return label.isascii() and label.isdecimal() and len(label) <= 13
 
 
-def labels_of(client: RefitClient, run: str) -> set[str]:
-    """Return the names that the service's versions of a run have from their trainer. Raises ServiceError."""
-    found, cursor = set[str](), None
-    while True:
-        page = client.versions(run, limit=500, cursor=cursor)
-        found.update(version.metadata[LABEL] for version in page.items if LABEL in version.metadata)
-        if (cursor := page.next_cursor) is None:
-            return found
-
-
 def service_root(connection: Connection, run: str) -> Path:
     """Return the folder that a service watches, where this host has it at the same path.
 
@@ -76,7 +67,7 @@ def service_root(connection: Connection, run: str) -> Path:
         PublishError: it is not here.
         ServiceError: the service does not say which it is.
     """
-    with open_client(connection, try_for=_ASK_SECONDS) as client:
+    with open_client(connection, try_for=ASK_SECONDS) as client:
         page = client.versions(run, limit=1)
     if page.folder is None or not page.root or root_name(Path(page.folder)) != page.root:
         raise PublishError(
@@ -86,7 +77,96 @@ def service_root(connection: Connection, run: str) -> Path:
     return Path(page.folder)
 
 
-_ASK_SECONDS = 10.0
+class NamedVersions:
+    """Publishes the versions of a run by the names that its trainer gives them. The run is held from `open` to `close`.
+
+    Args:
+        root: the folder that the service watches; None: the one that it names, if that is here.
+    """
+
+    def __init__(
+        self, connection: Connection, run: str, root: str | os.PathLike[str] | None, options: PublishOptions
+    ) -> None:
+        self.run, self._root = run, None if root is None else Path(root)
+        self.connection, self._options = connection, options
+        self._publisher: WeightPublisher | None = None
+        self._newest: int | None = None
+        self.is_new_trainer = False
+
+    @property
+    def root(self) -> Path:
+        if self._root is None:
+            self._root = service_root(self.connection, self.run)
+        return self._root
+
+    def open(self) -> WeightPublisher:
+        """Take the run.
+
+        Raises:
+            RefitError, OSError: it cannot be had, or the root is not here.
+        """
+        if self._publisher is None:
+            self._publisher = WeightPublisher(self.root, self.run, self.connection.service_url, options=self._options)
+        return self._publisher
+
+    def close(self) -> None:
+        publisher, self._publisher, self._newest = self._publisher, None, None
+        if publisher is not None:
+            publisher.close()
+
+    def publish(self, weights: Any, label: str | None, step: int | None = None) -> Publication:
+        """Publish a version. A trainer that is new may begin its steps again, in another generation of the run.
+
+        Args:
+            weights: as those of `WeightPublisher.publish`.
+            label: the trainer's name of the version, None where it gives none.
+            step: where the trainer says it by itself.
+
+        Raises:
+            LabelRefusedError: a version has this name, or the step is not above the newest.
+            RefitError: as `WeightPublisher.publish`.
+        """
+        step = self._step_of(label) if step is None else step
+        if self._newest is not None and step <= self._newest:
+            self.close()  # the trainer has begun again: another publisher begins another generation
+        try:
+            publication = self.open().publish(weights, step=step, metadata={} if label is None else {LABEL: label})
+        except ServiceError as error:
+            if not isinstance(error.publication, Publication):
+                raise
+            # The version stands, and only its notice was refused: the wait for it tells the service again, and
+            # raises the cause. To publish the step again would be a conflict, and hide the cause.
+            publication = error.publication
+        self._newest, self.is_new_trainer = step, False
+        return publication
+
+    def _step_of(self, label: str | None) -> int:
+        if label is not None and is_step(label) and self.is_new_trainer:
+            self.close()  # as above, where the step is not above the newest
+            return int(label)
+        newest, known = self._newest, set[str]()
+        if newest is None:
+            run = self.root / self.run
+            found = [newest_known(self.connection, self.run), newest_in(run) if run.is_dir() else None]
+            order = max((each for each in found if each is not None), default=None)
+            newest = None if order is None or order.step < 0 else order.step
+        if label is not None and not is_step(label):
+            with open_client(self.connection, try_for=ASK_SECONDS) as client:
+                known = _labels_of(client, self.run)
+        return step_of_label(label, newest, known)
+
+
+def _labels_of(client: RefitClient, run: str) -> set[str]:
+    """Return the names that the service's versions of a run have from their trainer. Raises ServiceError."""
+    found, cursor = set[str](), None
+    while True:
+        page = client.versions(run, limit=500, cursor=cursor)
+        found.update(version.metadata[LABEL] for version in page.items if LABEL in version.metadata)
+        if (cursor := page.next_cursor) is None:
+            return found
+
+
+ASK_SECONDS = 10.0
 _RECEIVED_ELSEWHERE = {  # by the key that tells it, the most telling first
     "nccl_unique_id_b64": "nccl",
     "master_address": "nccl",
@@ -126,11 +206,10 @@ class VLLMWeightSyncClient:
         Raises:
             ValueError: the URL or the token cannot be one.
         """
-        self._options = options or PublishOptions()
-        self._connection = connect_to(service_url, token=self._options.token, token_file=self._options.token_file)
-        self._run, self._root, self._timeout = run, root, timeout
-        self._publisher: WeightPublisher | None = None
-        self._is_new_trainer = self._is_begun = False
+        options = options or PublishOptions()
+        connection = connect_to(service_url, token=options.token, token_file=options.token_file)
+        self._versions, self._timeout = NamedVersions(connection, run, root, options), timeout
+        self._is_begun = False
         self._folder: Path | None = None
 
     def init_weight_transfer_engine(self, init_info: Mapping[str, Any]) -> None:
@@ -144,8 +223,8 @@ class VLLMWeightSyncClient:
         if init_info:
             raise _refused("init_info", init_info)
         self.shutdown_weight_transfer_engine()
-        self._taken()
-        self._is_new_trainer = True
+        self._versions.open()
+        self._versions.is_new_trainer = True
 
     def start_weight_update(self) -> None:
         """Begin an update. One that was begun before, and not finished, is dropped."""
@@ -183,49 +262,24 @@ class VLLMWeightSyncClient:
         self._require_begun()
         if self._folder is None:
             raise PublishError("no weights have come since the update began: update_weights names a checkpoint")
-        publisher = self._taken()
-        step = self._step_of(weight_version)
-        folder, self._is_begun, self._folder = self._folder, False, None
-        metadata = {} if weight_version is None else {LABEL: weight_version}
-        publication = publisher.publish(folder, step=step, metadata=metadata)
-        self._is_new_trainer = False
+        try:
+            publication = self._versions.publish(self._folder, weight_version)
+        except LabelRefusedError:
+            raise
+        except BaseException:
+            self._is_begun, self._folder = False, None
+            raise
+        self._is_begun, self._folder = False, None
         publication.wait(self._timeout)
 
     def shutdown_weight_transfer_engine(self) -> None:
         """Give the run back, and drop an update that was not finished."""
-        publisher, self._publisher = self._publisher, None
         self._is_begun, self._folder = False, None
-        if publisher is not None:
-            publisher.close()
+        self._versions.close()
 
     def _require_begun(self) -> None:
         if not self._is_begun:
             raise PublishError("no update has begun: start_weight_update begins one")
-
-    def _taken(self) -> WeightPublisher:
-        if self._publisher is None:
-            self._root = service_root(self._connection, self._run) if self._root is None else Path(self._root)
-            self._publisher = WeightPublisher(
-                self._root, self._run, self._connection.service_url, options=self._options
-            )
-        return self._publisher
-
-    def _step_of(self, label: str | None) -> int:
-        if label is not None and is_step(label):
-            return int(label) if self._is_new_trainer else step_of_label(label, self._newest())
-        known = set[str]()
-        if label is not None:
-            with open_client(self._connection, try_for=_ASK_SECONDS) as client:
-                known = labels_of(client, self._run)
-        return step_of_label(label, self._newest(), known)
-
-    def _newest(self) -> int | None:
-        """The newest step of the run, as its folder or the service knows it."""
-        found = [newest_known(self._connection, self._run)]
-        if self._root is not None:
-            found.append(newest_in(Path(self._root) / self._run))
-        newest = max((order for order in found if order is not None), default=None)
-        return None if newest is None or newest.step < 0 else newest.step
 
 
 def _refused(what: str, info: Mapping[str, Any]) -> TransportRefusedError:

@@ -125,7 +125,8 @@ def front(
         # Here, because only this command needs so much of the service.
         from refitd.engine.http import Key
         from refitd.observe.logs import configure_logs
-        from refitd_client.front import service_root
+        from refitd_client import PublishOptions
+        from refitd_client.front import NamedVersions
         from refitd_client.http.connection import connect_to
         from refitd_front.engines import OneEngine, RunEngines
         from refitd_front.front import Front, allow_many_connections, serve_fronts
@@ -135,19 +136,16 @@ def front(
 
         configure_logs("json" if json else "auto")
         allow_many_connections()
-        if root is None:
-            root = service_root(connect_to(service, token_file=token_file), run)
+        connection = connect_to(service, token_file=token_file)
+        named = NamedVersions(connection, run, root, PublishOptions(token_file=token_file))
         versions = Versions(
-            root,
-            run,
-            service,
+            named,
             checkpoints=[each.absolute() for each in checkpoints or ()],
             base_model=None if base_model is None else base_model.absolute(),
             timeout=update_timeout,
-            token_file=token_file,
         )
         versions.open()
-        sessions = Sessions(versions, spool_of(root, run))
+        sessions = Sessions(versions, spool_of(named.root, run))
         sessions.open()
         keys = EngineKeys(
             reads=None if engine_key_file is None else Key(engine_key_file),

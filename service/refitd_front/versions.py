@@ -24,18 +24,16 @@ from typing import Any
 
 import structlog
 
-from refitd_client import PublishOptions, RefitError, ServiceError, WeightPublisher
+from refitd_client import RefitError
 from refitd_client.checkpoint.index import MAX_INDEX_BYTES, IndexOfDeltaError, IndexRefusedError, parse_index
 from refitd_client.checkpoint.opening import ChangedError, Folder, OpeningRefusedError, components
 from refitd_client.contract.naming import INDEX_NAME, MANIFEST_NAME, parse_version_folder
 from refitd_client.contract.states import VersionState
 from refitd_client.errors import PublishError
 from refitd_client.files.plain_file import read_plain
-from refitd_client.front import LABEL, step_of_label
-from refitd_client.http.client import RefitClient
-from refitd_client.http.connection import connect_to
+from refitd_client.front import ASK_SECONDS, NamedVersions
+from refitd_client.http.publisher_client import open_client
 from refitd_client.publish.publication import Publication
-from refitd_client.publish.run_folder import newest_in
 
 _NUMBERED_FOLDER = re.compile(r"weight_(?:update_)?v(\d{1,13})")
 """AReaL's, and slime's and miles'."""
@@ -112,6 +110,7 @@ class Versions:
     """The versions of one run, whose lock is held until `close`.
 
     Args:
+        named: publishes them.
         checkpoints: the folders that checkpoints are taken from.
         base_model: the checkpoint that engines were started with, which patches change where the run has no version.
         timeout: seconds that an update waits for the engines.
@@ -119,26 +118,18 @@ class Versions:
 
     def __init__(
         self,
-        root: Path,
-        run: str,
-        service_url: str,
+        named: NamedVersions,
         *,
         checkpoints: Sequence[Path] = (),
         base_model: Path | None = None,
         timeout: float,
-        token_file: Path | None = None,
     ) -> None:
-        self._root = root
-        self._run = run
+        self._named = named
+        named.is_new_trainer = True  # it is started with its trainer
         self._checkpoints = checkpoints
         self._base_model = base_model
-        self._url = service_url
         self._timeout = timeout
-        self._token_file = token_file
         self._turn = asyncio.Lock()
-        self._publisher: WeightPublisher | None = None
-        self._newest: int | None = None
-        self._is_new_trainer = True  # it is started with its trainer
         self._base: Path | None = None  # the files of what engines serve
         self._done: dict[_Identity, Publication] = {}
         self.under_way = 0
@@ -146,24 +137,17 @@ class Versions:
         self._logged: object = None
 
     def open(self) -> None:
-        """Take the run before the first checkpoint comes, and check the service's URL and token.
+        """Take the run before the first checkpoint comes, and check the service's token.
 
         Raises:
-            RefitError, OSError, ValueError: the run cannot be had, or the URL or the token cannot be one.
+            RefitError, OSError, ValueError: the run cannot be had, or the token cannot be one.
         """
-        connect_to(self._url, token_file=self._token_file).headers()
-        self._taken()
-
-    def _taken(self) -> WeightPublisher:
-        if self._publisher is None:
-            self._publisher = WeightPublisher(
-                self._root, self._run, self._url, options=PublishOptions(token_file=self._token_file)
-            )
-        return self._publisher
+        self._named.connection.headers()
+        self._named.open()
 
     def begin_anew(self) -> None:
         """A trainer has made its group: the steps of its versions may begin again, in another generation of the run."""
-        self._is_new_trainer = True
+        self._named.is_new_trainer = True
 
     def check_folder(self, path: Path) -> None:
         """Look whether a folder can be taken, by its path and without reading it.
@@ -227,7 +211,7 @@ class Versions:
         self._logged = (path, version, outcome)
         tell = log.error if "error" in outcome else log.info
         seconds = round(time.monotonic() - began, 3)
-        tell("the trainer's update", run=self._run, path=str(path), version=version, **outcome, seconds=seconds)
+        tell("the trainer's update", run=self._named.run, path=str(path), version=version, **outcome, seconds=seconds)
 
     async def _published(self, path: Path, label: str | None) -> Publication:
         async with self._turn:
@@ -238,16 +222,13 @@ class Versions:
 
     async def _published_received(self, folder: Path, label: str | None) -> Publication:
         async with self._turn:
-            return await asyncio.to_thread(lambda: self._publish_step(folder, self._step_of(label), label))
+            return await asyncio.to_thread(self._named.publish, folder, label)
 
     def _publish(self, path: Path, label: str | None) -> Publication:
         named = None if label is not None else _NUMBERED_FOLDER.fullmatch(path.name)
         with plain_files_of(path, root_of(path, self._checkpoints)) as view:
-            step = self._step_of(label) if named is None else int(named[1])
-            if self._newest is not None and step <= self._newest:
-                self.close()  # the trainer has begun again: another publisher begins another generation
             try:
-                return self._publish_step(self._weights_in(view), step, label)
+                return self._named.publish(self._weights_in(view), label, None if named is None else int(named[1]))
             except PublishError as error:
                 raise PublishError(str(error).replace(str(view), str(path))) from error
 
@@ -294,41 +275,6 @@ class Versions:
             )
         return base
 
-    def _publish_step(self, folder: Path | Mapping[str, Any], step: int, label: str | None) -> Publication:
-        metadata = {} if label is None else {LABEL: label}
-        try:
-            publication = self._taken().publish(folder, step=step, metadata=metadata)
-        except ServiceError as error:
-            if not isinstance(error.publication, Publication):
-                raise
-            # The version stands, and only its notice was refused: the wait for it tells the service again, and
-            # raises the cause. To publish the step again would be a conflict, and hide the cause.
-            publication = error.publication
-        self._newest, self._is_new_trainer = step, False
-        return publication
-
-    def _step_of(self, label: str | None) -> int:
-        """Return the step of a version with this label, or with none.
-
-        Raises:
-            ValueError: the run has a version with this label, or a later one.
-        """
-        newest = self._newest
-        if newest is None:
-            run = self._root / self._run
-            order = newest_in(run) if run.is_dir() else None
-            newest = None if order is None else order.step
-        if label is not None and self._is_new_trainer and label.isdecimal():
-            self.close()  # and so the publisher begins another generation where the label is none above the newest
-            return int(label)
-        known = () if label is None or label.isdecimal() else self._labels()
-        return step_of_label(label, newest, known)
-
-    def _labels(self) -> set[str]:
-        """Return the labels of the run's versions, as the service knows them."""
-        with RefitClient(self._url, token_file=self._token_file) as client:
-            return {version.metadata.get(LABEL, "") for version in client.versions(run=self._run).items}
-
     async def copy_base(self, folder: Path) -> list[str]:
         """Copy the weights that patches are about into a folder; return the names of its safetensors files.
 
@@ -352,14 +298,12 @@ class Versions:
         return sorted(file.name for file in folder.glob("*.safetensors"))
 
     def _newest_good(self) -> Path | None:
-        with RefitClient(self._url, token_file=self._token_file) as client:
-            sealed = client.versions(run=self._run, state=VersionState.SEALED).items
-        return next((self._root / version.path for version in sealed if not version.barred), None)
+        with open_client(self._named.connection, try_for=ASK_SECONDS) as client:
+            sealed = client.versions(self._named.run, state=VersionState.SEALED).items
+        return next((self._named.root / version.path for version in sealed if not version.barred), None)
 
     def close(self) -> None:
-        if self._publisher is not None:
-            self._publisher.close()
-        self._publisher, self._newest = None, None
+        self._named.close()
 
 
 def _identity(path: Path) -> _Identity:

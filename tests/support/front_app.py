@@ -5,11 +5,18 @@ from typing import Any
 
 from refitd.engine.http import Key
 from refitd.tokens import FrontTokens
+from refitd_client import PublishOptions
+from refitd_client.front import NamedVersions
+from refitd_client.http.connection import connect_to
 from refitd_front.engines import OneEngine
 from refitd_front.front import Front
 from refitd_front.passing import EngineKeys, EngineProxy
 from refitd_front.sessions import Sessions
 from refitd_front.versions import Versions
+
+
+def named_versions(root: Path, service: str) -> NamedVersions:
+    return NamedVersions(connect_to(service), "exp/trial", root, PublishOptions())
 
 
 def front_of(
@@ -23,7 +30,7 @@ def front_of(
 ) -> tuple[Front, Versions, Sessions]:
     """Make the front of one engine, which takes checkpoints from beneath the folder."""
     given = FrontTokens(**tokens)
-    versions = Versions(folder, "exp/trial", service, checkpoints=[folder], timeout=1.0)
+    versions = Versions(named_versions(folder, service), checkpoints=[folder], timeout=1.0)
     sessions = Sessions(versions, folder / "spool")
     keys = EngineKeys(
         reads=None if key is None else Key(key), changes=Key(admin_key or key), takes_callers=not given.are_set

@@ -166,19 +166,6 @@ async def test_what_would_change_the_engine_is_refused_with_the_setting_that_cal
     assert named in refused.json()["message"]
 
 
-async def test_a_bad_url_of_the_service_is_an_error_for_areal_and_no_traceback(tmp_path: Path) -> None:
-    (tmp_path / "new").mkdir()
-    front, versions, _ = front_of("http://127.0.0.1:9", tmp_path, service="nonsense")
-    transport = httpx.ASGITransport(cast("Any", front.app()))
-    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as areal:
-        reply = await areal.post("/update_weights_from_disk", json={"model_path": str(tmp_path / "new")})
-    await front.aclose()
-    assert reply.status_code == 400
-    assert "nonsense" in reply.json()["message"]
-    with pytest.raises(ValueError, match="nonsense"):
-        versions.open()
-
-
 @pytest.mark.parametrize(
     ("pause", "abort"), [("/pause_generation", "/abort_request"), ("/areal_pause_generation", "/abort_requests")]
 )

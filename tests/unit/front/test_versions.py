@@ -19,6 +19,7 @@ from refitd_client.publish.publication import Publication
 from refitd_front import versions as module
 from refitd_front.versions import Versions
 from support.checkpoints import tensors, write_model
+from support.front_app import named_versions
 from support.published import versions
 from support.scripted_server import problem, serve
 from support.slime_updates import FILE, Weights, write_delta
@@ -32,7 +33,16 @@ class Place:
     def __init__(self, folder: Path, url: str) -> None:
         self.root, self.weights, self.url = folder / "root", folder / "weights", url
         self.root.mkdir()
-        self.taken = Versions(self.root, RUN, url, checkpoints=[self.weights], timeout=1.0)
+        self.taken = self._made(None)
+
+    def _made(self, base: Path | None) -> Versions:
+        named = named_versions(self.root, self.url)
+        return Versions(named, checkpoints=[self.weights], base_model=base, timeout=1.0)
+
+    def restart(self, base: Path | None = None) -> None:
+        """Another front comes, of a trainer that is new."""
+        self.taken.close()
+        self.taken = self._made(base)
 
     @property
     def versions(self) -> list[str]:
@@ -62,8 +72,7 @@ async def test_a_trainer_that_begins_its_numbers_again_is_taken_by_a_front_that_
     await place.taken.serve(write_model(place.weights / "weight_v000003", tensors(3)), "3")
     again = write_model(place.weights / "weight_v000001", tensors(1))
     assert "not above 3" in str(await place.taken.serve(again, "1"))
-    place.taken.close()
-    place.taken = Versions(place.root, RUN, place.url, checkpoints=[place.weights], timeout=1.0)
+    place.restart()
     await place.taken.serve(again, "1")
     await place.taken.serve(write_model(place.weights / "weight_v000002", tensors(2)), "2")
     assert place.versions == ["v000001.g2", "v000002.g2", "v000003"]
@@ -128,7 +137,9 @@ async def test_a_delta_of_what_the_engines_were_started_with_is_published_as_the
     assert not list(place.root.rglob("v0*"))
     base = write_model(tmp_path / "base", tensors(0))
     place.taken.close()
-    place.taken = Versions(place.root, RUN, place.url, checkpoints=[place.weights], base_model=base, timeout=1.0)
+    place.taken = Versions(
+        named_versions(place.root, place.url), checkpoints=[place.weights], base_model=base, timeout=1.0
+    )
     await place.taken.serve(delta)
     assert place.versions == ["v000001"]
     published = load_file(place.root / RUN / "v000001" / "model-00001-of-00001.safetensors")
@@ -141,7 +152,9 @@ async def test_a_delta_that_cannot_be_applied_is_no_version_and_the_reason_names
 ) -> None:
     base = write_model(tmp_path / "base", tensors(0))
     place.taken.close()
-    place.taken = Versions(place.root, RUN, place.url, checkpoints=[place.weights], base_model=base, timeout=1.0)
+    place.taken = Versions(
+        named_versions(place.root, place.url), checkpoints=[place.weights], base_model=base, timeout=1.0
+    )
     wrong = write_delta(place.weights / "wrong", 1, _weights(5), _weights(1))
     assert "does not lead to the checksum" in str(await place.taken.serve(wrong))
     torn = write_delta(place.weights / "torn", 1, _weights(0), _weights(1))

@@ -68,8 +68,8 @@ class _Session:
     checkpoint: Path | None = None
     label: str | None = None
     patched: list[str] | None = None
-    taking: "dict[int, tuple[str, asyncio.Task[str | None]]]" = field(
-        default_factory=dict[int, "tuple[str, asyncio.Task[str | None]]"]
+    taking: "dict[int, tuple[str, asyncio.Task[Any]]]" = field(
+        default_factory=dict[int, "tuple[str, asyncio.Task[Any]]"]
     )
     finishing: "asyncio.Task[str | None] | None" = None
 
@@ -210,8 +210,21 @@ class Sessions:
             taking = self._taking(session, engine, part)
         except PartRefusedError as error:
             log.error("a part of an update was refused", engine=engine, error=str(error))
+            joined = self._groups.get(part.group)
+            if joined is not None and joined.is_usable and joined.group.backend == "vllm" and not session.is_taking:
+                # vLLM's trainer is in its broadcast by now, and would wait there for ever without hearing of this.
+                session.taking[0] = part.group, self._started(self._pass_by(joined, part))
+                await asyncio.shield(session.taking[0][1])
             return str(error)
         return await asyncio.shield(taking)
+
+    async def _pass_by(self, joined: _JoinedGroup, part: UpdatePart) -> None:
+        """Take part in a broadcast whose tensors are not wanted."""
+        try:
+            await joined.members.take(part, self._spool, "", (), self._part_seconds)
+        except (MemberLostError, NotKeptError):
+            joined.is_usable = False
+            await joined.members.end()
 
     def _taking(self, session: _Session, engine: str, part: UpdatePart) -> "asyncio.Task[str | None]":
         if session.finishing is not None and not session.finishing.done():

@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from refitd_client.contract.states import EngineState
-from refitd_front.sessions import spool_of
-from support.front import FrontServer
-from support.jobs import RUN, Job, running, served_by
+from support.fronted import Fronted, fronted
+from support.jobs import served_by
 from support.servers import EmbeddedServer
 from support.sglang_trainer import Tensors, sglang_trainer, tensors_of
 from support.slime_updates import overwrite, write_delta, xor
@@ -21,50 +19,14 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 LAST = "model.norm.weight"
 
 
-class Updated:
-    """Two engines of a run, and the front of both."""
-
-    def __init__(self, job: Job, engines: list[EmbeddedServer], front: FrontServer, folder: Path) -> None:
-        self.job, self.engines, self.front, self.folder = job, engines, front, folder
-
-    @property
-    def answers(self) -> list[list[int]]:
-        """Each engine's own, past the front: one that is paused gives none."""
-        return [served_by(engine).answer for engine in self.engines]
-
-    @property
-    def labels(self) -> list[str]:
-        return [served_by(engine).label for engine in self.engines]
-
-    @property
-    def is_well(self) -> bool:
-        """Whether no engine is paused or in doubt, and nothing that has come lies about."""
-        engines = self.job.client.engines().items
-        spool = spool_of(self.job.root, RUN)
-        return (
-            all(engine.state is EngineState.IN_SYNC and not engine.paused for engine in engines)
-            and not [file for file in spool.rglob("*") if file.is_file()]
-        )  # fmt: skip
-
-    def saved(self, model: Path, name: str) -> Path:
-        return Path(shutil.copytree(model, self.folder / name))
-
-
 @pytest.fixture
-def updated(models: Path, tmp_path: Path) -> Generator[Updated]:
-    (tmp_path / "second").mkdir()
-    (tmp_path / "fileroot").mkdir()
-    with (
-        EmbeddedServer(tmp_path, models / "model_a") as one,
-        EmbeddedServer(tmp_path / "second", models / "model_a") as two,
-        running(tmp_path, one, "--engine", two.url) as job,
-        FrontServer(tmp_path, job, "--base-model", str(models / "model_a")) as front,
-    ):
-        yield Updated(job, [one, two], front, tmp_path / "fileroot")
+def updated(models: Path, tmp_path: Path) -> Generator[Fronted]:
+    with fronted(models, tmp_path) as updated:
+        yield updated
 
 
 def test_each_way_of_sglangs_trainers_brings_all_engines_to_what_a_clean_load_of_the_same_weights_answers(
-    models: Path, tmp_path: Path, updated: Updated
+    models: Path, tmp_path: Path, updated: Fronted
 ) -> None:
     (tmp_path / "clean").mkdir()
     with EmbeddedServer(tmp_path / "clean", models / "model_b") as clean:
@@ -109,7 +71,7 @@ def _turned(tensors: Tensors) -> Tensors:
 
 
 def test_weights_that_are_wrong_are_an_error_in_a_sentence_and_the_next_ones_are_served(
-    models: Path, updated: Updated
+    models: Path, updated: Fronted
 ) -> None:
     before = updated.answers
     good = tensors_of(models / "model_b")
@@ -140,7 +102,7 @@ def _longer(tensors: Tensors) -> Tensors:
 
 
 def test_a_broadcast_that_is_not_what_its_calls_say_or_whose_trainer_dies_is_an_error_and_the_next_one_is_served(
-    models: Path, updated: Updated
+    models: Path, updated: Fronted
 ) -> None:
     before, good = updated.answers, tensors_of(models / "model_b")
     for number, wrong in enumerate((_shorter, _longer, None), start=1):
@@ -170,7 +132,7 @@ def test_a_broadcast_that_is_not_what_its_calls_say_or_whose_trainer_dies_is_an_
 
 
 def test_deltas_that_are_pulled_are_served_as_the_weights_that_they_lead_to_also_by_a_front_that_was_restarted(
-    models: Path, updated: Updated
+    models: Path, updated: Fronted
 ) -> None:
     """As slime's and miles' `--update-weight-transport disk` with deltas: version 0 is what the engines began with."""
     first, second = tensors_of(models / "model_a"), tensors_of(models / "model_b")

@@ -75,7 +75,13 @@ class WholeReading:
         holders = _holders(tuple(word.held for word in words), len(names))
         if orphan := next((name for name, its in zip(names, holders, strict=True) if not its), None):
             raise refused(orphan, "is held by none of the ranks that publish (held_names() of its source)")
-        return _shared_out(holders, tuple(self._sizes), len(words))
+        shares = _shared_out(holders, tuple(self._sizes), len(words))
+        of_ddp = [name.startswith("module.") for name in names]
+        for share in shares if not all(of_ddp) else ():
+            if share and all(of_ddp[number] for number in share):
+                why = "begins with 'module.', as all that one rank keeps does, and not all names: it would be taken off"
+                raise refused(names[share[0]], f"{why} as DDP's mark. Yield it by another name")
+        return shares
 
     def kept(self, share: Iterable[int]) -> dict[str, Any]:
         """Read the source to its end, and return the tensors of a share."""

@@ -181,6 +181,17 @@ def test_what_several_ranks_hold_is_kept_by_one_of_them() -> None:
     assert _shares("abcd", "de", None) == [["a"], ["d", "e"], ["b", "c"]]
 
 
+def test_a_name_that_would_lose_its_beginning_on_one_rank_alone_is_refused() -> None:
+    """DDP's mark stands before all names or none."""
+    for names, is_good in ((("module.a", "module.b"), True), (("a", "module.b"), False), (("a", "b.module.c"), True)):
+        reading = WholeReading(Source({name: torch.ones(1) for name in names}))
+        if is_good:
+            assert reading.shares([reading.word] * 2) == ((0,), (1,))
+        else:
+            with pytest.raises(InvalidWeightsError, match=r"module\.b begins with 'module\.'"):
+                reading.shares([reading.word] * 2)
+
+
 def test_ranks_that_do_not_describe_the_same_are_named_with_the_first_parameter() -> None:
     first = WholeReading(Source(model()))
     others = {

@@ -9,24 +9,33 @@ from collections.abc import Generator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 import pytest
 
 from refitd_front.front import MAX_GENERATE_BYTES, PASSED
+from refitd_front.sglang import SglangCalls
+from refitd_front.vllm import VllmCalls
 from support.front import FrontServer
 from support.jobs import PATIENCE, PROMPT, RUN, Job, running, served_by
 from support.servers import API_KEY, EmbeddedServer, refitd_ended
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 LOAD = "update_weights_from_disk"
-OTHER_SPELLINGS = [
-    *(f"/./{LOAD}", f"/x/../{LOAD}", f"/%2e/{LOAD}", f"/x/%2e%2e/{LOAD}", f"/x/..%2f{LOAD}", f"/{LOAD}/.", f"//{LOAD}"),
-    *(f"/\\{LOAD}", f"/x\\..\\{LOAD}", f"/%5c{LOAD}", f"/%75{LOAD[1:]}", f"/{LOAD}/", f"/{LOAD};x", f"/{LOAD}#x"),
-    *(f"http://127.0.0.1/{LOAD}", f"http://127.0.0.1:1/./{LOAD}", f"http:/{LOAD}", LOAD, f"generate/../{LOAD}"),
-    *(f"/v1/../{LOAD}", f"/v1/%2e%2e/{LOAD}", f"/generate/../{LOAD}", f"/generate//../{LOAD}", "/%", "/%zz", "*"),
-]
+_NONE: Any = None
+CALLS = [*SglangCalls("", _NONE, _NONE, _NONE).routes(), *VllmCalls("", _NONE, _NONE, _NONE).routes()]
+
+
+def other_spellings(of: str) -> list[str]:
+    """What somebody may take for this route."""
+    return [
+        *(f"/./{of}", f"/x/../{of}", f"/%2e/{of}", f"/x/%2e%2e/{of}", f"/x/..%2f{of}", f"/{of}/.", f"//{of}"),
+        *(f"/\\{of}", f"/x\\..\\{of}", f"/%5c{of}", f"/%{ord(of[0]):x}{of[1:]}", f"/{of}/", f"/{of};x", f"/{of}#x"),
+        *(f"http://127.0.0.1/{of}", f"http://127.0.0.1:1/./{of}", f"http:/{of}", of, f"generate/../{of}"),
+        *(f"/v1/../{of}", f"/v1/%2e%2e/{of}", f"/generate/../{of}", f"/generate//../{of}", "/%", "/%zz", "*"),
+    ]
 
 
 @dataclass
@@ -78,7 +87,7 @@ def attacked(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Generato
         assert not list(job.root.glob(f"{RUN}/v*"))
 
 
-@pytest.mark.parametrize("target", OTHER_SPELLINGS)
+@pytest.mark.parametrize("target", other_spellings(LOAD))
 def test_no_other_spelling_of_a_path_reaches_the_engine(attacked: Attacked, models: Path, target: str) -> None:
     """The engine would have loaded this folder: the request would go on with its admin key."""
     body = json.dumps({"model_path": str(models / "model_b")}).encode()
@@ -86,6 +95,16 @@ def test_no_other_spelling_of_a_path_reaches_the_engine(attacked: Attacked, mode
     said = attacked.raw(head.encode() + b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
     assert said.startswith((b"HTTP/1.1 400", b"HTTP/1.1 404")), said
     assert attacked.served_path == str(models / "model_a")
+
+
+@pytest.mark.parametrize("path", CALLS)
+def test_no_other_spelling_of_a_trainers_call_is_taken_for_it(attacked: Attacked, path: str) -> None:
+    for target in other_spellings(path[1:]):
+        head = f"POST {target} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{{}}"
+        said = attacked.raw(head.encode())
+        assert said.startswith((b"HTTP/1.1 400", b"HTTP/1.1 404")), (target, said)
+        assert b'"success"' not in said, target
+    assert attacked.is_serving
 
 
 def test_only_named_routes_reach_the_engine_each_with_its_method(attacked: Attacked) -> None:
@@ -205,7 +224,7 @@ def test_the_front_with_a_token_is_closed_without_it(models: Path, tmp_path: Pat
         FrontServer(tmp_path, job, "--engine", f"{engine.url}=0", *flags) as areal,
     ):
         attacked = Attacked(job, areal, tmp_path)
-        for path, method in {**PASSED, f"/{LOAD}": "POST", "/pause_generation": "POST", "/x": "GET"}.items():
+        for path, method in {**PASSED, **dict.fromkeys(CALLS, "POST"), "/x": "GET", "/flush_cache": "GET"}.items():
             for headers in bad:
                 answer = httpx.request(method, areal.url + path, headers=headers, timeout=PATIENCE, trust_env=False)
                 assert (answer.status_code == 401) is (path not in {"/health", "/ping"}), (path, headers)

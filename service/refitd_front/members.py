@@ -35,6 +35,7 @@ MOST_RANKS = 128
 """Engine ranks of a group: each is a process."""
 _AS_AREAL = {"NCCL_NVLS_ENABLE": "0"}  # what AReaL's launchers give the trainer, as NCCL: all ranks need the same
 _BY_FILES = "or have the trainer update by disk (AReaL: actor.weight_update_mode)"
+_SENT_MORE = " (Gloo ends a process that is sent more bytes than the call has said: its last words are in the log)"
 
 
 class MemberLostError(Exception):
@@ -168,7 +169,8 @@ def _answer(child: GroupChild, order: Order, within: float) -> Reply:
     try:
         reply = child.ask(order, within)
     except ChildLostError as error:
-        raise MemberLostError(str(error)) from error
+        lost = f"{error}{'' if isinstance(order, LookAround | JoinGroup) else _SENT_MORE}"
+        raise MemberLostError(lost) from error
     if isinstance(reply, OrderFailed) and not reply.in_step:
         raise MemberLostError(reply.reason)
     if not isinstance(reply, MemberReady | Surroundings | OrderFailed):

@@ -3,7 +3,6 @@
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,25 +10,12 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from support.front import FrontServer
+from support.front import NCCL_STAND_IN, GroupFront
 from support.jobs import RUN, Job, running, served_by
-from support.servers import VLLM_VENV, EmbeddedServer, Process
+from support.servers import VLLM_VENV, EmbeddedServer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.e2e, pytest.mark.timeout(600)]
 TESTS = Path(__file__).resolve().parents[1]
-STAND_IN = TESTS / "support/nccl_stand_in"
-
-
-class GroupFront(FrontServer):
-    """Its members find vLLM, the stand-in, and more GPUs than they need."""
-
-    def environment(self) -> dict[str, str]:
-        (site,) = (Path(VLLM_VENV or "").absolute() / "lib").glob("python3*/site-packages")
-        path = os.pathsep.join([str(STAND_IN), *filter(None, sys.path), str(site)])
-        return super().environment() | {"PYTHONPATH": path, "REFITD_TEST_GPUS": "8"}
-
-    def _begun(self) -> Process:
-        return self._in_an_interpreter()
 
 
 class Trainer:
@@ -45,7 +31,7 @@ class Trainer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | {"PYTHONPATH": str(STAND_IN)},
+            env=os.environ | {"PYTHONPATH": str(NCCL_STAND_IN)},
         )
 
     @property

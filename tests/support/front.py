@@ -1,5 +1,6 @@
 """`refitd front` as a process."""
 
+import os
 import re
 import sys
 import time
@@ -8,7 +9,9 @@ from pathlib import Path
 
 from .forked import Forked
 from .jobs import RUN, TOKEN, Job
-from .servers import Server, forked_refitd
+from .servers import VLLM_VENV, Process, Server, forked_refitd
+
+NCCL_STAND_IN = Path(__file__).with_name("nccl_stand_in")
 
 
 class FrontServer(Server):
@@ -17,11 +20,11 @@ class FrontServer(Server):
     name = "front"
     ready = re.compile(rb"refitd front: .* ready on http://127\.0\.0\.1:(\d+)$")
 
-    def __init__(self, folder: Path, job: Job, *flags: str) -> None:
+    def __init__(self, folder: Path, job: Job, *flags: str, has_keys: bool = True) -> None:
         super().__init__(folder)
         keys = folder / "keys"
         self._flags = ["--root", str(job.root), "--run", RUN, "--service", job.refitd.url, *flags]
-        for flag in ("token-file", "engine-key-file", "engine-admin-key-file"):
+        for flag in ("token-file", *(("engine-key-file", "engine-admin-key-file") if has_keys else ())):
             self._flags += [f"--{flag}", str(keys / f"--{flag}")]
         self._flags += ["--checkpoints", str(folder / "fileroot")]
         assert (keys / "--token-file").read_text() == TOKEN
@@ -41,3 +44,15 @@ class FrontServer(Server):
 
     def _begun(self) -> Forked:
         return forked_refitd(self.command(self.port), self.environment())
+
+
+class GroupFront(FrontServer):
+    """Its members find vLLM, what stands in for NCCL there, and more GPUs than they need."""
+
+    def environment(self) -> dict[str, str]:
+        (site,) = (Path(VLLM_VENV or "").absolute() / "lib").glob("python3*/site-packages")
+        path = os.pathsep.join([str(NCCL_STAND_IN), *filter(None, sys.path), str(site)])
+        return super().environment() | {"PYTHONPATH": path, "REFITD_TEST_GPUS": "8"}
+
+    def _begun(self) -> Process:
+        return self._in_an_interpreter()

@@ -38,6 +38,7 @@ def _replaced(module: Any) -> None:
         """Over Gloo. The id's 128 bytes hold the port of a store."""
 
         def __init__(self, group: Any, device: object, library_path: str | None = None) -> None:
+            self.group = group
             unique_id = ncclUniqueId()
             if group.rank == 0:
                 with socket.create_server(("127.0.0.1", 0)) as free:

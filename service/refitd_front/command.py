@@ -33,8 +33,7 @@ Listen = Annotated[
     typer.Option(
         "--listen",
         metavar="HOST:PORT",
-        help="Address that stands for all engines of the run; beyond loopback only with a token. Without --engine: "
-        "127.0.0.1:8701",
+        help="Address that stands for all engines of the run. Without it and --engine: 127.0.0.1:8701",
     ),
 ]
 Named = Annotated[
@@ -43,38 +42,54 @@ Named = Annotated[
         "--engine",
         metavar="URL=[HOST:]PORT",
         rich_help_panel=_ENGINES,
-        help="An engine with an address of its own, for a trainer that calls each of its engines (0: any free port, "
-        "printed); repeatable. HOST is 127.0.0.1 unless it is said",
+        help="An engine, and an address for it alone, for a trainer that calls each of its engines; repeatable. Port 0 "
+        "is any free one, which is printed. HOST is 127.0.0.1 unless it is said",
     ),
 ]
 Router = Annotated[
     str | None,
-    typer.Option(metavar="URL", rich_help_panel=_ENGINES, help="Router that gets requests, in place of the engines"),
+    typer.Option(metavar="URL", rich_help_panel=_ENGINES, help="Router that gets the requests, and not the engines"),
 ]
 MaxBehind = Annotated[
     int,
     typer.Option(
-        min=0, metavar="STEPS", rich_help_panel=_ENGINES, help="Steps that an engine may be behind to get some"
+        min=0,
+        metavar="STEPS",
+        rich_help_panel=_ENGINES,
+        help="How far an engine may be behind: one that is further gets no requests",
     ),
 ]
 ApiKey = Annotated[
-    Path | None, typer.Option("--engine-key-file", rich_help_panel=_ENGINES, help="File with the engines' API key")
+    Path | None,
+    typer.Option(
+        "--engine-key-file",
+        metavar="FILE",
+        rich_help_panel=_ENGINES,
+        help="File with the engines' API key, which requests then carry",
+    ),
 ]
 AdminKey = Annotated[
     Path | None,
-    typer.Option("--engine-admin-key-file", rich_help_panel=_ENGINES, help="File with the engines' admin API key"),
+    typer.Option(
+        "--engine-admin-key-file",
+        metavar="FILE",
+        rich_help_panel=_ENGINES,
+        help="File with the engines' admin API key, by which the front ends requests that run",
+    ),
 ]
 Checkpoints = Annotated[
     list[Path] | None,
     typer.Option(
         metavar="DIR",
-        help="Folder that the trainer saves checkpoints in: none from elsewhere is taken. Repeatable; for updates by "
-        "disk. AReaL's is its cluster.fileroot",
+        help="Folder that the trainer saves checkpoints in, for updates by disk; one from elsewhere is refused. "
+        "Repeatable. AReaL's is its cluster.fileroot",
     ),
 ]
 BaseModel = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Checkpoint that the engines were started with: what the first patches change"),
+    typer.Option(
+        metavar="DIR", help="Checkpoint that the engines were started with, for a first update by changes alone"
+    ),
 ]
 FrontTokenFile = Annotated[
     Path | None,
@@ -82,12 +97,13 @@ FrontTokenFile = Annotated[
         "--front-token-file",
         metavar="FILE",
         envvar="REFITD_FRONT_TOKEN_FILE",
-        help="File with the token that opens the front, or several, one a line; else REFITD_FRONT_TOKEN. Needed beyond "
-        "loopback. A trainer sends it as a bearer token, or from http://any:TOKEN@HOST:PORT",
+        help="File with the token that trainers have to send, or several, one a line; else REFITD_FRONT_TOKEN. Needed "
+        "where other machines reach the front. It is sent as a bearer token, or in the URL: http://any:TOKEN@HOST:PORT",
     ),
 ]
 UpdateTimeout = Annotated[
-    float, typer.Option("--update-timeout", metavar="SECONDS", min=0.0, help="Longest time for one update")
+    float,
+    typer.Option("--update-timeout", metavar="SECONDS", min=0.0, help="Longest wait until engines serve an update"),
 ]
 
 
@@ -108,11 +124,11 @@ def front(
     update_timeout: UpdateTimeout = 600.0,
     json: Json = False,
 ) -> None:
-    """Stand between a trainer and its engines until SIGTERM or Ctrl-C.
+    """Answer a trainer's calls in its engines' place, until SIGTERM or Ctrl-C.
 
-    The trainer calls this address as it called its engines: vLLM's weight transfer, SGLang's routes for weights, or
-    AReaL's. What it sends becomes a version, which the service brings to every engine of the run. Requests for answers
-    go on to the engines. --json makes what it says JSON lines.
+    Give the trainer this address, and leave the rest of it as it is: vLLM's weight transfer, SGLang's routes for
+    weights and AReaL's are understood. What the trainer sends becomes a version; its call is answered when every engine
+    of the run serves it. Requests for answers go on to the engines. --json makes what the front says JSON lines.
 
     \b
     refitd front --run exp/trial --checkpoints /data/checkpoints

@@ -7,7 +7,7 @@ PART = Part(
         "front": CommandLine(
             "Run it",
             "refitd_front.command",
-            "Stand between a trainer and its engines, in their protocol.",
+            "Answer a trainer's calls in its engines' place: it changes one URL.",
             words=("areal", "facade", "gateway"),
         )
     }

@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from .forked import Forked
 from .jobs import RUN, TOKEN, Job
 from .servers import VLLM_VENV, Process, Server, forked_refitd
 
@@ -42,7 +41,7 @@ class FrontServer(Server):
         listen = [] if "--engine" in self._flags else ["--listen", f"127.0.0.1:{port}"]
         return [sys.executable, "-m", "refitd", "front", *self._flags, *listen]
 
-    def _begun(self) -> Forked:
+    def _begun(self) -> Process:
         return forked_refitd(self.command(self.port), self.environment())
 
 

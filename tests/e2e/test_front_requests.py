@@ -70,7 +70,7 @@ def test_a_front_turns_areal_s_calls_into_the_transaction_and_streams_the_rest(
         assert "refitd" in refused.json()["message"]
 
 
-def test_each_engine_has_a_front_and_one_update_of_all_is_one_version(models: Path, tmp_path: Path) -> None:
+def test_each_engine_has_an_address_and_one_update_of_all_is_one_version(models: Path, tmp_path: Path) -> None:
     """AReaL tells all of its engines at about the same time, of the same folder."""
     (tmp_path / "second").mkdir()
     with (

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import structlog
 
@@ -20,24 +19,6 @@ log = structlog.get_logger("refitd")
 
 class NoEngineError(Exception):
     """No request can go to an engine now. The message is a sentence."""
-
-
-class RequestTargets(Protocol):
-    """Where requests go."""
-
-    async def choose(self) -> EngineProxy:
-        """Return where the next request goes.
-
-        Raises:
-            NoEngineError: nowhere.
-        """
-        ...
-
-    def all(self) -> Sequence[tuple[EngineProxy, str | None]]:
-        """Return every engine with its kind, None where that is not known."""
-        ...
-
-    async def aclose(self) -> None: ...
 
 
 class OneEngine:
@@ -112,6 +93,11 @@ class RunEngines:
         return engines, frozenset(engine.url for engine in near)
 
     async def choose(self) -> EngineProxy:
+        """Return where the next request goes.
+
+        Raises:
+            NoEngineError: nowhere.
+        """
         if self._router is not None:
             return self._router
         try:
@@ -128,9 +114,13 @@ class RunEngines:
         return self._proxies[url]
 
     def all(self) -> Sequence[tuple[EngineProxy, str | None]]:
+        """Return every engine with its kind, None where that is not known."""
         return [(self._proxy(engine.url), engine.server) for engine in self._engines]
 
     async def aclose(self) -> None:
         self._client.close()
         for proxy in (*self._proxies.values(), *([] if self._router is None else [self._router])):
             await proxy.aclose()
+
+
+RequestTargets = OneEngine | RunEngines

@@ -56,6 +56,7 @@ reliability: $(READY) ## run the tests of what refitd must survive: kills, fault
 
 thorough: $(READY) ## run what those two leave out: every crash point, mutants, sweeps of attacks, the commands of the pages
 	@tests/envoy/install .envoy || echo "Envoy is not tested: the tests say why"
+	@tests/nginx/install .nginx || echo "nginx is not tested: the tests say why"
 	@REFITD_EVERY_POINT=1 REFITD_SIMULATION_STEPS=3000 \
 	tests/stage thorough $(PYTEST) -n 3 -m '(thorough or points) and not sglang and not vllm and not stores' \
 	  tests/repository tests/integration tests/docs tests/reliability tests/e2e $(ARGS)
@@ -161,7 +162,7 @@ reference: $(READY) ## write the pages of settings, commands, API and SDK in doc
 	@PYTHONPATH=docs $(BIN)/python -m generate
 
 clean: ## remove what these verbs made: environments and caches
-	@rm -rf .venv .venv-sglang .venv-vllm .venv-areal .venv-trainers .venv-core .venv-lowest .sglang .promtool .envoy .azurite .pytest_cache .ruff_cache .hypothesis build dist
+	@rm -rf .venv .venv-sglang .venv-vllm .venv-areal .venv-trainers .venv-core .venv-lowest .sglang .promtool .envoy .nginx .azurite .pytest_cache .ruff_cache .hypothesis build dist
 	@find client service tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is made last, so that a half-built environment is never taken for a good one.

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from support.envoy import WHY_NOT, EnvoyServer, envoy
 from support.jobs import PATIENCE, RUN, TOKEN, running
+from support.load_balancers import NO_ENVOY, EnvoyServer, envoy
 from support.servers import EmbeddedServer
 
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.thorough,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(envoy() is None, reason=WHY_NOT),
+    pytest.mark.skipif(envoy() is None, reason=NO_ENVOY),
 ]
 
 NO_HEALTHY_HOST = "503"
@@ -33,7 +33,7 @@ def test_envoy_sends_requests_to_the_engines_whose_gates_are_open_and_to_no_othe
         EmbeddedServer(tmp_path, models / "model_a") as one,
         EmbeddedServer(tmp_path / "second", models / "model_a") as two,
         running(tmp_path, one, "--engine", two.url) as job,
-        EnvoyServer(tmp_path, (one, two), job.refitd.port, RUN, TOKEN) as proxy,
+        EnvoyServer(tmp_path, (one.port, two.port), job.refitd.port, RUN, TOKEN) as proxy,
     ):
         assert proxy.generate() == NO_HEALTHY_HOST  # both are new
         job.serve(models / "model_b", 1)

@@ -27,6 +27,7 @@ KITS = {
     "core",
     "envoy",
     "lowest",
+    "nginx",
     "postgres",
     "prometheus",
     "s3",

@@ -117,6 +117,17 @@ async def attacking(server: QuietServer, *, window: int | None = None) -> AsyncI
             await writer.wait_closed()
 
 
+def other_spellings(route: str) -> list[str]:
+    """Targets that some program on the way may take for this route, which is written without its slash."""
+    return [
+        *(f"/./{route}", f"/x/../{route}", f"/%2e/{route}", f"/x/%2e%2e/{route}", f"/x/..%2f{route}", f"/{route}/."),
+        *(f"//{route}", f"/\\{route}", f"/x\\..\\{route}", f"/%5c{route}", f"/%{ord(route[0]):x}{route[1:]}"),
+        *(f"/{route}/", f"/{route};x", f"/{route}#x", f"http:/{route}", route, f"generate/../{route}"),
+        *(f"http://127.0.0.1/{route}", f"http://127.0.0.1:1/./{route}"),
+        *(f"/v1/../{route}", f"/v1/%2e%2e/{route}", f"/generate/../{route}", f"/generate//../{route}"),
+    ]
+
+
 def problem_in(said: bytes) -> Problem:
     """The problem document of an answer, which says it is one."""
     head, _, body = said.partition(b"\r\n\r\n")

@@ -18,6 +18,7 @@ import pytest
 from refitd_front.front import MAX_GENERATE_BYTES, PASSED
 from refitd_front.sglang import SglangCalls
 from refitd_front.vllm import VllmCalls
+from support.attackers import other_spellings
 from support.front import FrontServer
 from support.jobs import PATIENCE, PROMPT, RUN, Job, running, served_by
 from support.servers import API_KEY, EmbeddedServer, refitd_ended
@@ -26,16 +27,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 LOAD = "update_weights_from_disk"
 _NONE: Any = None
 CALLS = [*SglangCalls("", _NONE, _NONE, _NONE).routes(), *VllmCalls("", _NONE, _NONE, _NONE).routes()]
-
-
-def other_spellings(of: str) -> list[str]:
-    """What somebody may take for this route."""
-    return [
-        *(f"/./{of}", f"/x/../{of}", f"/%2e/{of}", f"/x/%2e%2e/{of}", f"/x/..%2f{of}", f"/{of}/.", f"//{of}"),
-        *(f"/\\{of}", f"/x\\..\\{of}", f"/%5c{of}", f"/%{ord(of[0]):x}{of[1:]}", f"/{of}/", f"/{of};x", f"/{of}#x"),
-        *(f"http://127.0.0.1/{of}", f"http://127.0.0.1:1/./{of}", f"http:/{of}", of, f"generate/../{of}"),
-        *(f"/v1/../{of}", f"/v1/%2e%2e/{of}", f"/generate/../{of}", f"/generate//../{of}", "/%", "/%zz", "*"),
-    ]
 
 
 @dataclass
@@ -87,7 +78,7 @@ def attacked(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Generato
         assert not list(job.root.glob(f"{RUN}/v*"))
 
 
-@pytest.mark.parametrize("target", other_spellings(LOAD))
+@pytest.mark.parametrize("target", [*other_spellings(LOAD), "/%", "/%zz", "*"])
 def test_no_other_spelling_of_a_path_reaches_the_engine(attacked: Attacked, models: Path, target: str) -> None:
     """The engine would have loaded this folder: the request would go on with its admin key."""
     body = json.dumps({"model_path": str(models / "model_b")}).encode()

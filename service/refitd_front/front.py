@@ -163,7 +163,7 @@ class Front:
 
     async def _to_all(self, request: Request) -> Response:
         """Pass a request on to each engine: nobody but the client knows which one has what is to be aborted."""
-        replies = [await engine.answer(request, AsyncExitStack()) for engine, _ in self.engines.all()]
+        replies = [await engine.answer(request, AsyncExitStack(), ends=True) for engine, _ in self.engines.all()]
         return next(iter(replies), Response(status_code=503))
 
 

@@ -1,7 +1,7 @@
 """Requests of clients on their way to an engine and back, untouched and as a stream.
 
-A client's request never carries the engine's admin key. It carries the engine's API key where the front has one; else,
-if the front wants no token of its own, what the client sent.
+A client's request never carries the engine's admin key, but for one that ends requests, as its pause does. It carries
+the engine's API key where the front has one; else, if the front wants no token of its own, what the client sent.
 """
 
 import asyncio
@@ -84,13 +84,17 @@ class EngineProxy:
             "with VLLM_SERVER_DEV_MODE=1"
         )
 
-    async def answer(self, request: Request, held: AsyncExitStack) -> Response:
-        """Pass a request on; close `held` when its answer has ended."""
+    async def answer(self, request: Request, held: AsyncExitStack, *, ends: bool = False) -> Response:
+        """Pass a request on; close `held` when its answer has ended.
+
+        Args:
+            ends: it ends requests, which engines take for a change.
+        """
         self.under_way += 1
         held.callback(self._ended)
         async with held as stack:
             try:
-                answer = await self._send(request)
+                answer = await self._send(request, self._changes if ends else self._reads)
             except (httpx.HTTPError, KeyRefusedError) as error:
                 return JSONResponse({"error": {"message": f"the engine cannot be reached: {error}"}}, status_code=502)
             except ClientDisconnect:
@@ -108,13 +112,13 @@ class EngineProxy:
     def _ended(self) -> None:
         self.under_way -= 1
 
-    async def _send(self, request: Request) -> httpx.Response:
+    async def _send(self, request: Request, key: Key | None) -> httpx.Response:
         """Send a request on; give up when the client leaves: the engine then aborts it."""
         scope = request.scope
         kept = [(name, value) for name, value in scope["headers"] if name not in self._dropped]
         url = httpx.URL(path=scope["path"], query=scope["query_string"] or None)
         sent = self._http.build_request(scope["method"], url, content=await request.body(), headers=kept)
-        asking = asyncio.create_task(self._opened(sent, self._reads))
+        asking = asyncio.create_task(self._opened(sent, key))
         leaving = asyncio.create_task(_left(request))
         try:
             await asyncio.wait({asking, leaving}, return_when=asyncio.FIRST_COMPLETED)

@@ -80,6 +80,19 @@ async def test_a_clients_request_never_carries_the_admin_key(engine: Server, tmp
     assert [seen.path for seen in engine.seen[::2]] == list(PASSED)
 
 
+async def test_what_ends_requests_carries_the_admin_key_which_engines_want_for_it(
+    engine: Server, tmp_path: Path
+) -> None:
+    """slime and verl end what runs before they update, and have no key of the engines."""
+    for name in ("key", "admin"):
+        (tmp_path / name).write_text(f"the-{name}")
+    engine.steps[:] = [answer(200)]
+    async with facing(engine.url, tmp_path, tmp_path / "key", tmp_path / "admin") as trainer:
+        assert (await trainer.post("/abort_request", json={"abort_all": True})).status_code == 200
+        assert (await trainer.post("/generate", json={})).status_code == 200
+    assert [seen.headers["authorization"] for seen in engine.seen] == ["Bearer the-admin", "Bearer the-key"]
+
+
 @pytest.mark.parametrize(
     "path", ["/./{}", "/x/../{}", "/%2e/{}", "/x/%2e%2e/{}", "//{}", "/%75{}", "/\\{}", "/{}/", "{}"]
 )

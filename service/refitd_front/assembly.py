@@ -64,14 +64,16 @@ def sent_part(
         raise PartRefusedError("the call names no tensor, or not as many names as dtypes and shapes")
     tensors: list[tuple[str, str, tuple[int, ...]]] = []
     for name, dtype, shape in zip(names, dtypes, shapes, strict=True):
-        kind = DTYPES.get(dtype.removeprefix("torch."))
-        if not is_tensor_name(name) or kind not in BITS or any(size < 0 for size in shape):
+        kind = DTYPES.get(dtype.removeprefix("torch."), "")
+        if not is_tensor_name(name) or BITS.get(kind, 0) < 8 or any(size < 0 for size in shape):
             raise PartRefusedError(f"no version can hold the tensor {name!r} with dtype {dtype} and shape {shape}")
         tensors.append((name, kind, tuple(shape)))
     if len(set(names)) != len(names):
         raise PartRefusedError("the call names a tensor twice")
     if counts is not None and (len(counts) != len(names) or any(count < 0 for count in counts)):
         raise PartRefusedError("the call does not say for each tensor how many of its elements change")
+    if handles is not None:
+        handles.check(tensors)
     return UpdatePart(group, tuple(tensors), tuple(counts or ()), is_flat, handles)
 
 

@@ -11,19 +11,27 @@ import pickletools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from math import prod
+from typing import Annotated, Any, cast
 
 import msgspec
 
+from refitd_client.checkpoint.header import BITS
+from refitd_client.contract.decoding import converted
 from refitd_client.tensors import DTYPES
 from refitd_client.transport.child import MemoryHandle
 
-MOST_OPCODES = 10_000_000
+MOST_OPCODES = 4_000_000
 _SIZE = "torch.Size"
 _STORAGES = {"torch.storage.TypedStorage", "torch.storage.UntypedStorage"}
 _CLASSES = {"torch.Tensor", "torch.nn.parameter.Parameter"}
 _COUNTER = re.compile(rb"/torch_\d+_\d+(_\d+)?")
 """The file of shared memory in which torch counts who has a tensor open."""
+_COUNTERS = 10_000  # of such a file: CUDA_IPC_REF_COUNTER_FILE_SIZE
+_ALLOCATION = re.compile(rb"(?:.?c)?(.{64})", re.DOTALL)
+"""A handle of torch's: CUDA's own, after the version and the kind of memory."""
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+_Counts = Annotated[tuple[_Count, ...], msgspec.Meta(max_length=64)]
 
 
 class HandlesRefusedError(ValueError):
@@ -31,15 +39,70 @@ class HandlesRefusedError(ValueError):
 
 
 class Handles(msgspec.Struct, frozen=True):
-    """Where tensors lie: a handle of each by the id of the GPU; or one of a buffer that has them side by side."""
+    """Where tensors lie: a handle of each by the id of the GPU; or one of a buffer that has them side by side.
+
+    `sizes` are their bytes in the buffer, None where there is none.
+    """
 
     by_gpu: tuple[dict[str, MemoryHandle], ...]
-    is_packed: bool
+    sizes: tuple[int, ...] | None
+
+    @property
+    def is_packed(self) -> bool:
+        return self.sizes is not None
+
+    def check(self, tensors: Sequence[tuple[str, str, tuple[int, ...]]]) -> None:
+        """Look whether these tensors, of which each has its name, dtype and shape, lie there.
+
+        Raises:
+            HandlesRefusedError: others do.
+        """
+        if self.sizes is not None:
+            sizes = [prod(shape) * BITS[dtype] // 8 for _, dtype, shape in tensors]
+            rooms = [prod(each.shape) if each.dtype == "U8" else 0 for each in self.by_gpu[0].values()]
+            if list(self.sizes) != sizes or sum(sizes) > min(rooms):
+                raise HandlesRefusedError(f"the buffer's {min(rooms)} bytes do not hold the tensors as the call says")
+            return
+        if len(self.by_gpu) != len(tensors):
+            raise HandlesRefusedError(f"{len(tensors)} tensors have {len(self.by_gpu)} handles")
+        for (name, *kind), handles in zip(tensors, self.by_gpu, strict=True):
+            for each in handles.values():
+                if [each.dtype, each.shape] != kind:
+                    said = f"tensor {name} is {kind[0]} {kind[1]} in the call"
+                    raise HandlesRefusedError(f"{said}, and {each.dtype} {each.shape} in the trainer's memory")
 
 
 @dataclass(frozen=True, slots=True)
 class _Global:
     name: str
+
+
+class _Arguments(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The arguments of `rebuild_cuda_tensor` without its classes. A tensor without bytes has no handles."""
+
+    size: _Counts
+    stride: _Counts
+    offset: _Count
+    device: int
+    handle: bytes | None
+    storage_bytes: _Count
+    storage_offset: _Count
+    needs_gradient: bool
+    counter: bytes | None
+    place: Annotated[int, msgspec.Meta(ge=0, lt=_COUNTERS)] | None
+    event: Annotated[bytes, msgspec.Meta(max_length=64)] | None
+    waits: bool | None
+
+    @property
+    def counted(self) -> tuple[str, int]:
+        """Where torch counts.
+
+        Raises:
+            HandlesRefusedError: torch does not count there.
+        """
+        if self.counter is not None and _COUNTER.fullmatch(self.counter) is None:
+            raise HandlesRefusedError("a handle's counter is none of torch's")
+        return (self.counter or b"").decode(), self.place or 0
 
 
 def read_handles(text: str, sizes: Sequence[int] | None) -> Handles:
@@ -64,31 +127,46 @@ def read_handles(text: str, sizes: Sequence[int] | None) -> Handles:
     listed: Any = [found] if is_packed else found
     if not isinstance(listed, list) or not listed or (sizes is not None) is not is_packed:
         raise HandlesRefusedError("ipc_handles_pickled is no list of handles, nor one buffer's with tensor_sizes")
-    return Handles(tuple(map(_by_gpu, cast("list[Any]", listed))), is_packed)
+    packed = None if sizes is None else tuple(sizes)
+    return Handles(tuple(map(_by_gpu, cast("list[Any]", listed))), packed)
 
 
 def _by_gpu(found: Any) -> dict[str, MemoryHandle]:
     if not isinstance(found, dict) or not found:
         raise HandlesRefusedError("ipc_handles_pickled has an entry that is no dict of GPU ids")
-    return {gpu: _handle(arguments) for gpu, arguments in cast("dict[str, Any]", found).items()}
+    named = cast("dict[str, Any]", found).items()
+    return {f"GPU-{gpu.removeprefix('GPU-')}": _handle(arguments) for gpu, arguments in named}
 
 
 def _handle(arguments: Any) -> MemoryHandle:
     if not isinstance(arguments, tuple) or len(cast("tuple[Any, ...]", arguments)) != 15:
         raise HandlesRefusedError("a handle has other arguments than torch's rebuild_cuda_tensor")
-    given = cast("tuple[Any, ...]", arguments)
-    kind, size, stride, offset, storage, dtype, _, handle, nbytes, start, _, counter, place, event, waits = given
-    named = dtype.name.removeprefix("torch.") if isinstance(dtype, _Global) else ""
-    if kind not in map(_Global, _CLASSES) or storage not in map(_Global, _STORAGES) or named not in DTYPES:
+    kind, *given = cast("tuple[Any, ...]", arguments)
+    dtype = DTYPES.get(given[4].name.removeprefix("torch.")) if isinstance(given[4], _Global) else None
+    if kind not in map(_Global, _CLASSES) or given[3] not in map(_Global, _STORAGES) or dtype is None:
         raise HandlesRefusedError("a handle is of something else than a tensor")
-    if not isinstance(counter, bytes) or _COUNTER.fullmatch(counter) is None:
-        raise HandlesRefusedError("a handle's counter is none of torch's")
-    fields = {"size": size, "stride": stride, "offset": offset, "dtype": named, "handle": handle, "counter": counter}
-    more = {"storage_bytes": nbytes, "storage_offset": start, "counter_offset": place, "event": event}
     try:
-        return msgspec.convert({**fields, **more, "event_sync": waits}, MemoryHandle, strict=True)
+        it = converted([*given[:3], *given[5:]], _Arguments)
     except msgspec.ValidationError as error:
-        raise HandlesRefusedError(f"a handle has a field of another type: {error}") from error
+        raise HandlesRefusedError(f"a handle has an argument that is none of torch's: {error}") from error
+    begin, nbytes = (count * BITS.get(dtype, 0) // 8 for count in (it.offset, prod(it.size)))
+    if not nbytes:
+        return MemoryHandle(dtype=dtype, shape=it.size, handle=b"", offset=0, counter=it.counted, event=b"")
+    steps = [prod(it.size[at + 1 :]) if size > 1 else None for at, size in enumerate(it.size)]
+    if len(it.stride) != len(steps) or any(step not in {None, it.stride[at]} for at, step in enumerate(steps)):
+        raise HandlesRefusedError(f"a handle is of a tensor of shape {list(it.size)} that is not contiguous")
+    if begin + nbytes > it.storage_bytes:
+        raise HandlesRefusedError(f"a handle is of a tensor that ends beyond its storage of {it.storage_bytes} bytes")
+    allocation = _ALLOCATION.fullmatch(it.handle or b"")
+    if allocation is None:
+        raise HandlesRefusedError(
+            "a tensor's memory has no handle that another program can open: torch's expandable segments have none "
+            "(PYTORCH_CUDA_ALLOC_CONF), so have the trainer leave them off, or update by disk or nccl"
+        )
+    return MemoryHandle(
+        dtype=dtype, shape=it.size, handle=allocation[1], offset=it.storage_offset + begin, counter=it.counted,
+        event=(it.event or b"") if it.waits else b"",
+    )  # fmt: skip
 
 
 class _Reading:
@@ -107,8 +185,8 @@ class _Reading:
             name = opcode.name
             if name == "STOP":
                 return self._stack[-1]
-            if name in _MADE:
-                push(_MADE[name]())
+            if name in _NEW_VALUES:
+                push(_NEW_VALUES[name]())
             elif name in _GIVEN:
                 push(arg)
             elif name in {"BINGET", "LONG_BINGET"}:
@@ -167,7 +245,7 @@ class _Reading:
         return self._stack[-1]
 
 
-_MADE: Mapping[str, Callable[[], Any]] = {
+_NEW_VALUES: Mapping[str, Callable[[], Any]] = {
     "EMPTY_LIST": list,
     "EMPTY_DICT": dict,
     "EMPTY_TUPLE": tuple,

@@ -67,7 +67,9 @@ class GroupMembers:
 
     def __init__(self, group: TrainerGroup) -> None:
         self._group = group
-        self._children = [GroupChild("join", QUIET | NCCL | _AS_AREAL) for _ in range(group.ranks)]
+        # vLLM makes its group with the variables that its trainer was started with, SGLang and AReaL with their own.
+        settings = QUIET if group.backend in {"vllm", "ipc"} else QUIET | NCCL | _AS_AREAL
+        self._children = [GroupChild("join", settings) for _ in range(group.ranks)]
         self._ended = False
         self._threads = ThreadPoolExecutor(group.ranks, thread_name_prefix="refitd-member")
 
@@ -77,8 +79,6 @@ class GroupMembers:
         Raises:
             MemberLostError: this host cannot, or the group was not made in time. No process is left.
         """
-        if find_spec("torch") is None:
-            raise MemberLostError(f"'refitd front' needs torch to join the trainer's group: install it, {_BY_FILES}")
         group = self._group
         for seen in await self._answers([LookAround()] * group.ranks, within):  # all, so that all of them are begun
             if isinstance(seen, Surroundings) and (hindrance := hinders_group(group, seen)) is not None:
@@ -141,6 +141,8 @@ class GroupMembers:
     async def _answers(self, orders: Sequence[Order], within: float) -> list[Reply]:
         if self._ended:
             raise MemberLostError("the group's members were ended")
+        if find_spec("torch") is None:
+            raise MemberLostError(f"'refitd front' needs torch to take the trainer's tensors: install it, {_BY_FILES}")
         loop = asyncio.get_running_loop()
         pairs = zip(self._children, orders, strict=True)
         asked = [loop.run_in_executor(self._threads, _answer, child, order, within) for child, order in pairs]

@@ -25,7 +25,10 @@ class Folders:
     def __init__(self) -> None:
         self.versions: list[dict[str, torch.Tensor]] = []
 
-    async def serve_received(self, folder: Path) -> str | None:
+    def begin_anew(self) -> None:
+        """A trainer has made its group."""
+
+    async def serve_received(self, folder: Path, label: str | None) -> str | None:
         """Read the one bucket."""
         self.versions.append(await asyncio.to_thread(load_file, folder / "bucket-00001.safetensors"))
         return None

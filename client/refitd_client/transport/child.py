@@ -127,25 +127,26 @@ class TakePatches(msgspec.Struct, tag=True, frozen=True, kw_only=True):
 
 
 class MemoryHandle(msgspec.Struct, frozen=True, kw_only=True):
-    """A tensor in another process's GPU memory, as torch's `reduce_tensor` describes it."""
+    """A contiguous tensor in another process's GPU memory, as torch's `reduce_tensor` describes it.
 
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
+    `handle` is that of an allocation (CUipcMemHandle), in which the tensor begins at byte `offset`. `counter` is where
+    torch counts who may read there: a file of shared memory, and a number in it. `event` is a handle of what the GPU
+    has to do before, b"" for nothing.
+    """
+
     dtype: str
+    shape: tuple[int, ...]
     handle: bytes
-    storage_bytes: int
-    storage_offset: int
-    counter: bytes
-    counter_offset: int
+    offset: int
+    counter: tuple[str, int]
     event: bytes
-    event_sync: bool
 
 
 class TakeHandles(msgspec.Struct, tag=True, frozen=True, kw_only=True):
-    """To a member: copy these tensors from another process's GPU memory into a safetensors file that is made.
+    """To a member: copy these tensors from other processes' GPU memory into a safetensors file that is made.
 
-    `handles` has a handle of each tensor by the id of the GPU; or one of a buffer, in which they lie side by side.
+    `handles` has, by the id of the GPU, a handle of each tensor; or one of a buffer in which they lie side by side, and
+    which the orders that follow may name again. All of them count as read afterwards, also those that are not needed.
     """
 
     tensors: list[NamedTensor]

@@ -8,7 +8,6 @@ import mmap
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from refitd_client.transport.child import (
     JoinGroup,
     LookAround,
     MemberReady,
-    MemoryHandle,
     NamedTensor,
     Order,
     OrderFailed,
@@ -32,8 +30,10 @@ from refitd_client.transport.child import (
     TakePatches,
     TakeTensors,
 )
+from refitd_client.transport.device import DeviceMemory, uuid_of
 from refitd_client.transport.membership import TransferError, WaitLimit, first_line
 from refitd_client.transport.memory import view
+from refitd_client.transport.offer import DevicePlace
 from refitd_client.transport.sending import available
 from refitd_client.transport.trainer_groups import Broadcast, join
 
@@ -50,6 +50,7 @@ class MemberProcess:
     def __init__(self) -> None:
         self._receive: Broadcast | None = None
         self._device = "cpu"
+        self._read: set[tuple[str, int]] = set()
 
     def work(self, order: Order, stopped: Callable[[], bool]) -> Reply:
         try:
@@ -63,7 +64,7 @@ class MemberProcess:
                 case TakePatches():
                     return self._patch(order, WaitLimit(order.within, stopped))
                 case TakeHandles():
-                    _copy(order)
+                    self._copy(order)
                 case _:
                     return OrderFailed("it is a member, and sends nothing")
         except (TransferError, InvalidWeightsError, OSError, ValueError, RuntimeError) as error:
@@ -130,6 +131,23 @@ class MemberProcess:
                     hindrance = _write(places[entry.name], entry.name, indices, values)
             self._until_here()
         return MemberReady() if hindrance is None else OrderFailed(first_line(hindrance), in_step=True)
+
+    def _copy(self, order: TakeHandles) -> None:
+        try:
+            with _tensors_of(Path(order.file), _entries(order.tensors)) as tensors:
+                _read_gpus(order, tensors)
+        finally:
+            self._count_as_read(order)
+
+    def _count_as_read(self, order: TakeHandles) -> None:
+        """Tell torch that all handles are read: until then the trainer cannot free the memory. A buffer that several
+        orders name is shared once, and counts as read once.
+        """
+        storage: Any = torch.UntypedStorage
+        counters = {each.counter for handles in order.handles for each in handles.values() if each.counter[0]}
+        for file, number in counters - self._read:
+            storage._release_ipc_counter(file.encode(), number)  # noqa: SLF001 - what torch calls for a tensor's copy
+        self._read = counters if order.is_packed else set()
 
     def _empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=self._device)
@@ -211,58 +229,39 @@ def _write(place: torch.Tensor, name: str, indices: torch.Tensor, values: torch.
     return None
 
 
-def _copy(order: TakeHandles) -> None:
-    """Copy tensors from another process's GPU memory.
+def _read_gpus(order: TakeHandles, tensors: dict[str, torch.Tensor]) -> None:
+    """Fill tensors from other processes' GPU memory, which nothing here holds afterwards.
 
     Raises:
-        TransferError: their GPU is not seen here, or what lies there is other than was said.
-        InvalidWeightsError, OSError: no file can be made of them.
-        RuntimeError: the memory cannot be opened.
+        TransferError: their GPU is not seen here.
+        DriverError: the memory cannot be opened.
     """
+    gpus = {uuid_of(torch.device("cuda", each)): each for each in range(torch.cuda.device_count())}
+    memory, at = DeviceMemory(), 0
+    try:
+        for number, entry in enumerate(_entries(order.tensors)):
+            handles = order.handles[0 if order.is_packed else number]
+            gpu = next((each for each in handles if each in gpus), None)
+            if gpu is None:
+                raise TransferError(
+                    f"the trainer's tensors are on {', '.join(handles)}, which 'refitd front' does not see: run it on "
+                    "the trainer's host with that GPU visible, or have the trainer update by disk"
+                )
+            there = handles[gpu]
+            with torch.cuda.device(gpus[gpu]):
+                if there.event and not at:
+                    _await(there.event, gpus[gpu])
+                place = DevicePlace(device=gpu, handle=there.handle, serial=0, offset=there.offset + at)
+                _bytes_of(tensors.pop(entry.name)).copy_(memory.tensor(place, "U8", (entry.nbytes,)))
+            at += entry.nbytes if order.is_packed else 0
+    finally:
+        memory.keep(set())
+
+
+def _await(event: bytes, gpu: int) -> None:
+    """Wait until the GPU has done what the trainer had begun when it shared the memory."""
     cuda: Any = torch.cuda
-    gpus = {str(cuda.get_device_properties(each).uuid): each for each in range(cuda.device_count())}
-    entries = _entries(order.tensors)
-    with _tensors_of(Path(order.file), entries) as tensors:
-        if order.is_packed:
-            packed = _bytes_of(_opened(order.handles[0], gpus))
-            at = 0
-            for entry in entries:
-                part, at = packed[at : at + entry.nbytes], at + entry.nbytes
-                if part.numel() != entry.nbytes:
-                    raise TransferError(f"the trainer's buffer ends within tensor {entry.name}")
-                _bytes_of(tensors.pop(entry.name)).copy_(part)
-                del part
-            del packed
-        else:
-            for entry, handles in zip(entries, order.handles, strict=True):
-                place, there = tensors.pop(entry.name), _opened(handles, gpus)
-                if there.dtype != place.dtype or there.shape != place.shape:
-                    raise TransferError(
-                        f"tensor {entry.name} is {there.dtype} {list(there.shape)} in the trainer's memory, and was "
-                        f"announced as {place.dtype} {list(place.shape)}"
-                    )
-                place.copy_(there)
-                del there
-        torch.cuda.synchronize()
-    torch.cuda.ipc_collect()  # the trainer can free its memory when nothing here has it open
-
-
-def _opened(handles: dict[str, MemoryHandle], gpus: dict[str, int]) -> torch.Tensor:
-    """Open the memory of one of the GPUs that both processes see."""
-    reductions: Any = import_module("torch.multiprocessing.reductions")
-    shared = next((uuid for uuid in handles if uuid in gpus), None)
-    if shared is None:
-        raise TransferError(
-            f"the trainer's tensors are on the GPU {', '.join(handles)}, which 'refitd front' does not see: run it on "
-            "the trainer's host with that GPU visible, or have the trainer update by disk"
-        )
-    it = handles[shared]
-    rebuilt: torch.Tensor = reductions.rebuild_cuda_tensor(
-        torch.Tensor, torch.Size(it.size), it.stride, it.offset, torch.storage.TypedStorage,
-        getattr(torch, it.dtype), gpus[shared],
-        it.handle, it.storage_bytes, it.storage_offset, False, it.counter, it.counter_offset, it.event, it.event_sync,
-    )  # fmt: skip
-    return rebuilt
+    cuda.Event.from_ipc_handle(torch.device("cuda", gpu), event).synchronize()
 
 
 @contextmanager

@@ -146,7 +146,7 @@ class BroadcastGroup:
             if backend == "gloo":
                 self._group = _gloo(prefix, rank, size, host, streams, joining.left())
             else:
-                self._group = _nccl(prefix, rank, size, joining.left())
+                self._group = nccl_group(prefix, rank, size, joining.left())
             # One byte: NCCL joins only with the first broadcast, which would otherwise be the first block's time.
             device = "cuda" if backend == "nccl" else "cpu"
             self.end(self.begin(torch.zeros(1, dtype=torch.uint8, device=device)), joining)
@@ -342,7 +342,8 @@ def _gloo(store: Any, rank: int, size: int, host: str, streams: int, within: flo
     return dist.ProcessGroupGloo(store, rank, size, options)
 
 
-def _nccl(store: Any, rank: int, size: int, within: float) -> Any:
+def nccl_group(store: Any, rank: int, size: int, within: float) -> Any:
+    """A group on the current GPU. It is made with the first operation."""
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=within)  # noqa: SLF001 - as above
     return dist.ProcessGroupNCCL(store, rank, size, options)

@@ -4,8 +4,9 @@
 have copied): torch's rendezvous over TCP, a prefix of the group's name, and torch's own helper.
 
 `vllm`: vLLM's weight transfer (`StatelessProcessGroup` and `PyNcclCommunicator` of vLLM 0.29 to 0.33): a TCP store in
-which rank 0 leaves NCCL's unique id as a pickle, and NCCL by vLLM's own bindings. The pickle is not loaded: the id is
-the one string of 128 bytes in it.
+which rank 0 leaves NCCL's unique id as a pickle, and NCCL's own functions, beginning with an all-reduce of one element.
+The pickle is not loaded: the id is the one string of 128 bytes in it. torch's group of NCCL is given the id in a store
+of this process, where it looks for the one that rank 0 has made.
 """
 
 import base64
@@ -13,15 +14,13 @@ import os
 import pickletools
 from collections.abc import Callable
 from datetime import timedelta
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 import torch.distributed as distributed
 
 from refitd_client.transport.child import JoinGroup
-from refitd_client.transport.membership import TransferError, WaitLimit
+from refitd_client.transport.membership import TransferError, WaitLimit, nccl_group
 
 c10d: Any = distributed.distributed_c10d  # torch's types leave out what makes a group beside the default one
 dist: Any = distributed
@@ -46,10 +45,7 @@ def join(order: JoinGroup) -> tuple[Broadcast, str]:
 
 def _torch(order: JoinGroup) -> tuple[Broadcast, str]:
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # the store is the trainer's, not that of a torchrun
-    device = "cpu"
-    if order.backend == "nccl":
-        device = f"cuda:{order.device}"
-        torch.cuda.set_device(order.device)
+    device = _gpu(order.device) if order.backend == "nccl" else "cpu"
     within = timedelta(seconds=order.within)
     method = f"tcp://{order.address}:{order.port}"
     store, rank, size = next(c10d.rendezvous(method, order.rank, order.size, timeout=within))
@@ -74,32 +70,33 @@ def _torch(order: JoinGroup) -> tuple[Broadcast, str]:
 
 
 def _vllm(order: JoinGroup) -> tuple[Broadcast, str]:
-    if find_spec("vllm") is None:
-        raise TransferError(
-            "vLLM's groups are joined by vLLM's own code: install vllm where 'refitd front' runs, or have the trainer "
-            "update by disk"
-        )
-    pynccl: Any = import_module("vllm.distributed.device_communicators.pynccl")
+    within = timedelta(seconds=order.within)
     if order.unique_id:
-        unique_id, store = base64.b64decode(order.unique_id), None
+        unique_id = base64.b64decode(order.unique_id)
     else:
-        store = dist.TCPStore(
-            order.address,
-            order.port,
-            order.size,
-            is_master=False,
-            timeout=timedelta(seconds=order.within),
-            use_libuv=False,
-        )
+        store = dist.TCPStore(order.address, order.port, order.size, is_master=False, timeout=within)
         unique_id = unique_id_in(store.get(_UNIQUE_ID_KEY))
-    group: Any = pynccl.PyNcclCommunicator.from_unique_id_bytes(unique_id, order.rank, order.size, order.device)
+    known = dist.HashStore()
+    known.set("0", unique_id)
+    device = _gpu(order.device)
+    group = nccl_group(known, order.rank, order.size, order.within)
+    options = dist.BroadcastOptions()
+    options.rootRank = TRAINER_RANK
+    one = torch.zeros(1, device=device)
+    group.allreduce([one]).wait()
+    one.cpu()  # waits until all have joined
 
-    def receive(tensor: torch.Tensor, waiting: WaitLimit, _store: Any = store) -> torch.Tensor:  # which has to live on
+    def receive(tensor: torch.Tensor, waiting: WaitLimit) -> torch.Tensor:
         waiting.left()
-        group.broadcast(tensor, src=TRAINER_RANK)
+        group.broadcast([tensor], options).wait()
         return tensor
 
-    return receive, str(group.device)
+    return receive, device
+
+
+def _gpu(number: int) -> str:
+    torch.cuda.set_device(number)
+    return f"cuda:{number}"
 
 
 def unique_id_in(pickled: bytes) -> bytes:

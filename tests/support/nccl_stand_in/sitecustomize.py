@@ -12,6 +12,7 @@ import sys
 from typing import Any, Self
 
 _PYNCCL = "vllm.distributed.device_communicators.pynccl"
+_GROUPS = "refitd_client.transport.trainer_groups"
 
 
 class _Stream:
@@ -30,13 +31,19 @@ class _Stream:
         pass
 
 
-def _replaced(module: Any) -> None:
+def _gloo(unique_id: bytes, rank: int, size: int) -> Any:
+    """The group of an id. Its 128 bytes hold the port of a store."""
+    import torch
+
+    store = torch.distributed.TCPStore("127.0.0.1", int.from_bytes(unique_id[:4], "little"), size, is_master=rank == 0)
+    return torch.distributed.ProcessGroupGloo(store, rank, size)
+
+
+def _of_a_trainer(module: Any) -> None:
     import torch
     from vllm.distributed.device_communicators.pynccl_wrapper import ncclUniqueId
 
     class PyNcclCommunicator:
-        """Over Gloo. The id's 128 bytes hold the port of a store."""
-
         def __init__(self, group: Any, device: object, library_path: str | None = None) -> None:
             self.group = group
             unique_id = ncclUniqueId()
@@ -46,19 +53,9 @@ def _replaced(module: Any) -> None:
                 for at, byte in enumerate(port.to_bytes(4, "little") + os.urandom(124)):
                     unique_id.internal[at] = byte
             unique_id = group.broadcast_obj(unique_id, src=0)
-            self._join(bytes(unique_id.internal), group.rank, group.world_size)
-
-        @classmethod
-        def from_unique_id_bytes(cls, unique_id_bytes: bytes, rank: int, world_size: int, device: object) -> Self:
-            self = cls.__new__(cls)
-            self._join(unique_id_bytes, rank, world_size)
-            return self
-
-        def _join(self, unique_id: bytes, rank: int, world_size: int) -> None:
-            port = int.from_bytes(bytes(unique_id[:4]), "little")
-            store = torch.distributed.TCPStore("127.0.0.1", port, world_size, is_master=rank == 0)
             self.device = torch.device("cpu")
-            self._group = torch.distributed.ProcessGroupGloo(store, rank, world_size)
+            self._group = _gloo(bytes(unique_id.internal), group.rank, group.world_size)
+            self._group.allreduce([torch.zeros(1)]).wait()
 
         def broadcast(self, tensor: Any, src: int, stream: object = None) -> None:
             options = torch.distributed.BroadcastOptions()
@@ -75,11 +72,19 @@ def _replaced(module: Any) -> None:
     torch.accelerator.current_device_index = lambda: 0
 
 
+def _of_a_member(module: Any) -> None:
+    module._gpu = lambda number: "cpu"
+    module.nccl_group = lambda store, rank, size, within: _gloo(store.get("0"), rank, size)
+
+
+_REPLACES = {_PYNCCL: _of_a_trainer, _GROUPS: _of_a_member}
+
+
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds vLLM's module of NCCL, and changes it when it has been imported."""
+    """Finds the modules that call NCCL, and changes each when it has been imported."""
 
     def find_spec(self, name: str, path: object, target: object = None) -> Any:
-        if name != _PYNCCL:
+        if name not in _REPLACES:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
@@ -88,7 +93,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
         def executed(module: Any) -> None:
             execute(module)
-            _replaced(module)
+            _REPLACES[name](module)
 
         spec.loader.exec_module = executed
         return spec

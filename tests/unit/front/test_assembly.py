@@ -1,12 +1,13 @@
 """An update that comes in buckets: what is a version, and what never becomes one."""
 
 from contextlib import suppress
+from typing import Literal
 
 import pytest
 
 from refitd_client.transport.child import Surroundings
 from refitd_front.assembly import Assembly, PartRefusedError, UpdatePart, sent_part
-from refitd_front.members import TrainerGroup, hinders_group
+from refitd_front.members import GroupMembers, TrainerGroup, hinders_group
 
 ONE, TWO = "http://one", "http://two"
 
@@ -109,3 +110,18 @@ def test_ranks_of_nccl_each_need_a_gpu_and_those_of_gloo_none() -> None:
     assert hinders_group(group("gloo"), Surroundings(backends=both, gpus=0)) is None
     assert "sees 1: run it where" in str(hinders_group(group("nccl"), Surroundings(backends=both, gpus=1)))
     assert "has no nccl" in str(hinders_group(group("nccl"), Surroundings(backends=["gloo"], gpus=2)))
+
+
+def test_members_of_vllms_group_have_the_settings_of_nccl_that_the_front_has_and_the_others_those_of_sglang() -> None:
+    """All ranks of a group need the same, and vLLM makes its own with what its trainer was started with."""
+
+    def settings(group: TrainerGroup) -> set[str]:
+        members = GroupMembers(group)
+        members.kill()
+        return {name for child in members._children for name in child._environment if name.startswith("NCCL_")}
+
+    def group(backend: Literal["nccl", "vllm"]) -> TrainerGroup:
+        return TrainerGroup(name="g", address="h", port=1, ranks=2, backend=backend)
+
+    assert settings(group("vllm")) == set()
+    assert settings(group("nccl")) == {"NCCL_CUMEM_ENABLE", "NCCL_NVLS_ENABLE"}
